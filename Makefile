@@ -9,6 +9,10 @@ PODMAN ?= podman
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
+# The checkout itself may lie anywhere: its paths here are relative.
+ifneq ($(words $(TARGET_DIR)),1)
+$(error cannot build in CARGO_TARGET_DIR=$(TARGET_DIR): make takes a blank for the end of a name; fix: choose a directory without blanks)
+endif
 DIST := $(TARGET_DIR)/dist
 PROGRAMS := tiexec tiexecctl tiexecd
 FEATURES := --features tiexec/fault-injection
@@ -27,7 +31,7 @@ UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 LIBDIR = $(DESTDIR)$(PREFIX)/lib
 INCLUDEDIR = $(DESTDIR)$(PREFIX)/include
 
-.PHONY: all programs lib demo test guest lint vm-test k8s-test image bench man completions install uninstall clean
+.PHONY: all programs lib demo test guest tests lint soak vm-test k8s-test image bench man completions install uninstall clean
 
 # All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
 all: programs lib man completions
@@ -53,34 +57,46 @@ demo:
 	$(MAKE) --no-print-directory programs
 	scripts/demo --bin $(DIST)
 
-# One test of each kind, in a guest with an older kernel, and those that change what a whole machine would feel.
-SMOKE_TESTS := launch::becomes_exit::exit_codes attach::manual::attach_makes_text_huge launch::helper_killed::after_each_register_write \
-	attach::limits::no_overcommit fail_open::hardened::thp_never fail_open::hardened::yama fail_open::resources::shmem_deny \
-	fail_open::resources::strict_overcommit fail_open::resources::thp_never \
-	hostile::targets::one_of_a_cgroup hostile::targets::one_that_a_cgroup_v2
+# One test of each kind with an older kernel, and the tests of settings that a whole machine would feel: these run nowhere else.
+SMOKE_TESTS := launch::becomes_exit::exit_codes attach::manual::attach_makes_text_huge attach::limits::no_overcommit \
+	fail_open::hardened::thp_never fail_open::hardened::yama fail_open::resources::shmem_deny fail_open::resources::strict_overcommit \
+	fail_open::resources::thp_never hostile::targets::one_of_a_cgroup hostile::targets::one_that_a_cgroup_v2
 
-# The guest boots beside what is only compiled. cargo test comes last: its closing lines are the verdict.
+# The guest runs the programs that the tests run, beside the lints. So all are built before: cargo would replace a program that the guest
+# has open. The tests come last: their closing line is the verdict.
 test:
 	scripts/setup test
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=line guest lint
-	$(CARGO) test --no-fail-fast --workspace $(FEATURES)
+	$(CARGO) test --no-run --workspace $(FEATURES)
+	$(MAKE) --no-print-directory --jobs=2 guest lint
+	$(MAKE) --no-print-directory tests
 
 # Without make's jobserver: make does not pass its descriptors to these.
-guest lint: CARGO := env -u MAKEFLAGS -u MFLAGS $(CARGO)
+ALONE := env -u MAKEFLAGS -u MFLAGS
+lint: CARGO := $(ALONE) nice $(CARGO)
 
+# `cargo xtask` would build xtask once more, with other features.
 guest:
-	$(CARGO) xtask vm-test --arch x86_64 --kernel 6.1 $(SMOKE_TESTS)
+	$(ALONE) $(CARGO) build --quiet --workspace $(FEATURES) --bin xtask
+	$(ALONE) $(TARGET_DIR)/debug/xtask vm-test --arch x86_64 --kernel 6.1 $(SMOKE_TESTS)
+
+tests:
+	$(ALONE) scripts/tests
+
+# The long form of the tests at random moments and of those at each place of a fault: TIEXEC_TEST_ROUNDS rounds of the first, and
+# each place with each kind of program of the others. Takes hours.
+soak: export TIEXEC_TEST_ROUNDS ?= 300
+soak:
+	scripts/setup test
+	scripts/tests --profile soak
 
 lint:
 	$(CARGO) fmt --all --check
 	if command -v cargo-clippy >/dev/null; then \
-		$(CARGO) clippy --workspace --all-targets $(FEATURES) -- -D warnings && \
-			$(CARGO) clippy --package tiexec-agent --features kubernetes -- -D warnings; \
+		$(CARGO) clippy --workspace --all-targets $(FEATURES),tiexec/kubernetes -- -D warnings; \
 	else \
 		echo "SKIP clippy: this toolchain has no cargo-clippy"; \
 	fi
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items $(FEATURES)
-	$(CARGO) test --no-run --workspace $(FEATURES)
 
 # The matrix of docs/KERNELS.md: on each kernel, on disks of both kinds. Takes hours.
 vm-test:
@@ -92,7 +108,7 @@ vm-test:
 # The agent on a Kubernetes node, in namespaces of this machine. The first run builds Kubernetes: ten minutes.
 k8s-test:
 	scripts/setup k8s
-	$(CARGO) xtask k8s-test
+	$(CARGO) xtask k8s-test --record
 
 # A container image of the static programs, where tiexecd knows pods of Kubernetes. The same programs give the same digest.
 # ARCH=aarch64 builds it for another processor (scripts/setup vm), with the tag tiexec:latest-aarch64.

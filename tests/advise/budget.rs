@@ -43,7 +43,7 @@ fn no_more_than_it_is_told_and_the_hottest() {
     assert_eq!(report["budget"]["budget"], "1");
     let ours = vmas(pid).into_iter().find(|vma| vma.is_switched()).expect("an image");
     assert_eq!((pages.len(), pages[0].0), (1, ours.start), "{report}");
-    assert!(pages[0].1 > 10, "it was seen executing there: {report}");
+    assert!(pages[0].1 > 0, "it was seen executing there: {report}");
     assert_eq!(ours.counter("ShmemPmdMapped"), pmd_size());
     let files = report["files"].as_array().expect("files");
     let rest = files.iter().flat_map(|file| file["rest"].as_array().expect("the rest"));

@@ -190,7 +190,8 @@ fn lost_samples_are_reported() {
     let copy = small("hotset", Kind::StaticNoPie);
     let held = spinning(&copy, 30);
     let pid = held.pid().to_string();
-    let args = ["advise", "--json", "-F", "19997", "--duration", "15s", &pid];
+    // The kernel reports lost samples with the next sample. So the time must not be over when `advise` goes on.
+    let args = ["advise", "--json", "-F", "19997", "--duration", "40s", &pid];
     let advise = started(&[], support::tiexecctl(), args);
     let samples = || {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", advise.pid()));
@@ -228,7 +229,7 @@ fn a_command_that_does_little_or_is_not_there() {
 fn children_are_sampled_with_follow_only() {
     let hot = program("hotset", Kind::DynamicNoPie);
     let path = hot.canonicalize().expect("a path").to_string_lossy().into_owned();
-    let script = format!("{path} 20 0.4; {path} 20 0.4; exit 0");
+    let script = format!("'{path}' 20 0.4; '{path}' 20 0.4; exit 0");
     let dir = tempfile::tempdir().expect("a directory");
     let out = dir.path().join("advice").to_string_lossy().into_owned();
     let done = ctl(["advise", "--json", "-f", "-o", &out, "--", "sh", "-c", &script]);

@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use support::attaching::{ctl, json, started};
 use support::child::eventually;
-use support::{Public, Run, installed, is_root, require};
+use support::programs::python;
+use support::{Fresh, Public, Run, installed, is_root, require};
 
 /// Clock ticks that a process has spent in user mode (proc_pid_stat(5), field 14).
 fn user_ticks(pid: i32) -> u64 {
@@ -31,21 +32,23 @@ fn in_file(pid: i32, name: &str) -> f64 {
 
 #[test]
 fn node() {
-    require!(installed("node").is_some(), "no node");
+    let node = Fresh::installed("node");
+    require!(node.is_some(), "no node");
+    let node = node.expect("just looked");
     let script =
         "for (;;) JSON.parse(JSON.stringify([...Array(500).keys()].map(i => ({ i, s: 'x' + i }))))";
-    let held = Run::new("node", ["-e", script]).plain().start();
+    let held = Run::new(node.path(), ["-e", script]).plain().start();
     assert!(in_file(held.pid(), "node") > 0.2, "node spends its time in its own text");
 }
 
 /// The text of Python has a long head and tail, so `--edges=pad` reaches more of its samples than a plain attach.
 #[test]
 fn python_and_its_edges() {
-    require!(installed("python3").is_some(), "no python3");
+    let python = python();
+    require!(python.is_some(), "no Python of the distribution's");
+    let python = python.expect("just looked");
     let script = "import json\nwhile True: json.loads(json.dumps([str(i) for i in range(500)]))";
-    let python = support::child::tool(&["python3", "-c", "import sys; print(sys.executable)"]);
-    let python = String::from_utf8_lossy(&python.stdout).trim().to_owned();
-    let held = Run::new(&python, ["-c", script]).plain().start();
+    let held = Run::new(python.path(), ["-c", script]).plain().start();
     eventually("it is at work", || user_ticks(held.pid()) > 20);
     let pid = held.pid().to_string();
     let done = ctl(["advise", "--json", "--duration", "2s", &pid]);
@@ -65,12 +68,12 @@ fn python_and_its_edges() {
 }
 
 #[test]
-fn python() {
-    require!(installed("python3").is_some(), "no python3");
+fn python_at_work() {
+    let python = python();
+    require!(python.is_some(), "no Python of the distribution's");
+    let python = python.expect("just looked");
     let script = "import json\nwhile True: json.loads(json.dumps([str(i) for i in range(500)]))";
-    let python = support::child::tool(&["python3", "-c", "import sys; print(sys.executable)"]);
-    let python = String::from_utf8_lossy(&python.stdout).trim().to_owned();
-    let held = Run::new(&python, ["-c", script]).plain().start();
+    let held = Run::new(python.path(), ["-c", script]).plain().start();
     assert!(in_file(held.pid(), "python") > 0.2, "python spends its time in its own text");
 }
 
@@ -127,7 +130,7 @@ fn rustc() {
     let command = [&rustc, "-O", "--crate-type=lib", "--emit=obj", "-o", &output, &source];
     let words = ["advise", "--follow", "--json", "--"].into_iter().chain(command);
     // The limit is long, because a compiler is slow on a busy machine.
-    let done = Run::new(support::tiexecctl(), words).plain().limit(300).output();
+    let done = Run::new(support::tiexecctl(), words).plain().output();
     done.assert_code(0);
     let advice = json(&done);
     let judgement = &advice["judgement"];

@@ -25,7 +25,7 @@ fn what_matches_becomes_huge_and_nothing_else_does() {
         assert_switched(held.pid());
     }
     // A program of another user is treated too, by workers with that user's rights.
-    let foreign = Run::new(&copy, ["7"]).plain().limit(180);
+    let foreign = Run::new(&copy, ["7"]).plain();
     let foreign = foreign.behind(["setpriv", "--reuid=1717", "--regid=1717", "--clear-groups"]);
     let foreign = foreign.hold();
     eventually_switched(&foreign);
@@ -85,30 +85,29 @@ fn a_program_that_somebody_reverts_stays_so() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
     let dir = warm::directory();
     require!(warm::has_large_folios(dir.path()), "this file system has no large folios");
-    warm::unless_reclaimed(|| {
-        let (files, dir) = (Files::new(), warm::directory());
-        let library = support::objects::late_library(dir.path());
-        let program = warm::cold(&support::program_big("late", Kind::DynamicNoPie, 6), dir.path());
-        warm::warm(&[], &[&program]);
-        let rule = attach_rule("late", &program).replace("\"image\"", "\"auto\"");
-        files.write("late.toml", &rule);
-        let held = Run::new(&program, ["busy".as_ref(), library.as_os_str()]).plain().limit(180);
-        let mut held = held.start();
-        held.wait_line("loaded");
-        let pid = held.pid();
-        let ahead = files.public.path().join("ahead");
-        let mut agent = run_with(&files, "clock_ahead").env("CLOCK_AHEAD", &ahead).start();
-        eventually_switched(&held);
-        assert!(held.coverage().huge > 0, "its own text is huge by the page cache");
-        // The agent may still be at work.
-        eventually("it is reverted", || revert(pid).end().0 == Some(0) && switched(pid) == 0);
-        std::fs::write(&ahead, "").expect("a file");
-        eventually("the agent leaves it alone", || agent.err_text().contains("reverted"));
-        assert_eq!(switched(pid), 0);
-        stop(agent);
-        held.write(b"\n");
-        held.finish().assert_code(7);
-    });
+    let files = Files::new();
+    let library = support::objects::late_library(dir.path());
+    let program = warm::cold(&support::program_big("late", Kind::DynamicNoPie, 6), dir.path());
+    warm::warm(&[], &[&program]);
+    let _pinned = support::Pinned::new(&program);
+    let rule = attach_rule("late", &program).replace("\"image\"", "\"auto\"");
+    files.write("late.toml", &rule);
+    let held = Run::new(&program, ["busy".as_ref(), library.as_os_str()]).plain();
+    let mut held = held.start();
+    held.wait_line("loaded");
+    let pid = held.pid();
+    let ahead = files.public.path().join("ahead");
+    let mut agent = run_with(&files, "clock_ahead").env("CLOCK_AHEAD", &ahead).start();
+    eventually_switched(&held);
+    assert!(held.coverage().huge > 0, "its own text is huge by the page cache");
+    // The agent may still be at work.
+    eventually("it is reverted", || revert(pid).end().0 == Some(0) && switched(pid) == 0);
+    std::fs::write(&ahead, "").expect("a file");
+    eventually("the agent leaves it alone", || agent.err_text().contains("reverted"));
+    assert_eq!(switched(pid), 0);
+    stop(agent);
+    held.write(b"\n");
+    held.finish().assert_code(7);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::{Files, eventually_switched, has_guard, hold, stop};
 const OTHER_USER: [&str; 4] = ["setpriv", "--reuid=1717", "--regid=1717", "--clear-groups"];
 
 fn crasher(path: &Path, args: &[&str], front: &[&str]) -> Held {
-    Run::new(path, args.iter()).plain().behind(front).limit(180).hold()
+    Run::new(path, args.iter()).plain().behind(front).hold()
 }
 
 fn eventually_in_quarantine(files: &Files, builds: usize) {

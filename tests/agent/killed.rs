@@ -14,7 +14,7 @@ fn at_random_moments() {
     let mut random = Random::new();
     let mut helds: Vec<Held> = Vec::new();
     let mut maps: Vec<Option<Vec<String>>> = Vec::new();
-    for _ in 0..30 {
+    for _ in 0..support::extent::rounds(10) {
         helds.push(hold(&copy));
         maps.push(None);
         let agent = files.agent();
@@ -81,7 +81,7 @@ fn of_several_that_begin_at_once_one_runs() {
     let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"].map(str::to_owned);
     let words = nobody.into_iter().chain([tiexecd.display().to_string()]).chain(files.args());
     let words: Vec<String> = words.collect();
-    let begin = || support::Run::new("setpriv", &words).plain().limit(180).start();
+    let begin = || support::Run::new("setpriv", &words).plain().start();
     let mut agents: Vec<support::Held> = (0..5).map(|_| begin()).collect();
     support::child::eventually("all but one have ended", || {
         agents.iter_mut().map(|agent| agent.has_ended()).filter(|ended| !ended).count() == 1

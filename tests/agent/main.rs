@@ -1,10 +1,12 @@
 //! `tiexecd` and its rules: the programs that it attaches to, its refusals, and its reaction to crashes.
 
 mod attaching;
+mod budgets;
 mod crashes;
 mod killed;
 mod load;
 mod rules;
+mod shares;
 mod state;
 mod told;
 mod watching;
@@ -66,7 +68,7 @@ impl Files {
 
     /// Starts an agent.
     fn agent(&self) -> Held {
-        Run::new(tiexecd(), self.args()).plain().limit(180).start()
+        Run::new(tiexecd(), self.args()).plain().start()
     }
 
     /// Shows the decision about these processes, or about all.
@@ -118,7 +120,7 @@ fn stop(agent: Held) -> String {
 
 /// A `hold`, started without TiExec. It ends with 7 if its text is right to the end.
 fn hold(path: &Path) -> Held {
-    Run::new(path, ["7"]).plain().limit(180).hold()
+    Run::new(path, ["7"]).plain().hold()
 }
 
 fn eventually_switched(held: &Held) {

@@ -115,7 +115,7 @@ fn the_programs_of_rules_are_warmed() {
         ),
     );
     let as_user = ["setpriv", "--reuid", "64321", "--regid", "64321", "--clear-groups"];
-    let held = Run::new(&runs, ["7"]).plain().behind(as_user).limit(180).hold();
+    let held = Run::new(&runs, ["7"]).plain().behind(as_user).hold();
     let conf = files.conf();
     let warm = || {
         let done =
@@ -241,7 +241,7 @@ fn a_rule_acts_on_its_share_of_the_machines() {
     assert!(out.len() >= 3 && within.len() >= 3, "{} of {}", within.len(), names.len());
     let agent = |name: &str| {
         let (key, value) = name.split_once('=').expect("a pair");
-        Run::new(support::tiexecd(), files.args()).plain().env(key, value).limit(180).start()
+        Run::new(support::tiexecd(), files.args()).plain().env(key, value).start()
     };
     // Once the agent has attached to another rule's program, it has decided about this one too.
     files.attach_below("whole", "b");

@@ -57,7 +57,7 @@ fn metrics_of(file: &str) -> Vec<String> {
 
 /// `tiexecctl top` shows the rule and the outcome in the process's row and in its detail view.
 fn on_the_screen(pid: i32) {
-    let command = format!("{} top -d 0.3", support::tiexecctl().display());
+    let command = format!("'{}' top -d 0.3", support::tiexecctl().display());
     let screen = Screen::new(200, 50, &command, &[]);
     screen.go().wait_for("agent at work; 1 rule");
     screen.keys(&["/"]).wait_for("filter:");
@@ -88,13 +88,13 @@ fn status_and_metrics() {
     let copy = files.program("hold", 6, "a/hold");
     files.attach_below("a", "a");
     let held = hold(&copy);
-    let user = Run::new(&copy, ["7"]).plain().limit(180);
+    let user = Run::new(&copy, ["7"]).plain();
     let user = user.behind(["setpriv", "--reuid=1717", "--regid=1717", "--clear-groups"]).hold();
     let figures = files.public.path().join("tiexec.prom");
     let options =
         [format!("--textfile={}", figures.display()), "--metrics-address=127.0.0.1:0".to_owned()];
     let agent = Run::new(tiexecd(), files.args().into_iter().chain(options));
-    let mut agent = agent.plain().limit(180).start();
+    let mut agent = agent.plain().start();
     eventually_switched(&held);
     eventually_switched(&user);
     let meta = std::fs::metadata(SOCKET).expect("the socket");

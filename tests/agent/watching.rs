@@ -5,7 +5,7 @@ use std::process::Command;
 
 use support::attaching::switched;
 use support::child::{eventually, patience};
-use support::machine::Machine;
+use support::machine::Groups;
 use support::{Held, Kind, Run, is_root, program, require, tiexecd};
 
 use crate::load::ticks;
@@ -41,7 +41,7 @@ fn records_that_are_lost_cost_time_only() {
     let floods: Vec<Held> = (0..2)
         .map(|_| {
             let flood = Run::new(program("renames", Kind::DynamicPie), [] as [&str; 0]);
-            let mut flood = flood.plain().limit(180).start();
+            let mut flood = flood.plain().start();
             flood.wait_line("ready");
             flood
         })
@@ -102,7 +102,7 @@ fn another_program_with_the_same_number_is_another() {
             .into();
     words.extend([matched.into(), other.into(), tiexecd().into()]);
     words.extend(files.args().into_iter().map(Into::into));
-    let done = Run::new("unshare", words).plain().limit(120).output();
+    let done = Run::new("unshare", words).plain().output();
     assert_eq!(done.out(), "done\n", "{done}");
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn run_with(files: &Files, library: &str) -> Run {
     let mut built = Command::new("cc");
     built.args(["-shared", "-fPIC", "-o"]).args([&library, &source]);
     assert!(built.status().expect("cc").success());
-    let agent = Run::new(tiexecd(), files.args()).plain().limit(180);
+    let agent = Run::new(tiexecd(), files.args()).plain();
     agent.env("LD_PRELOAD", &library)
 }
 
@@ -160,8 +160,8 @@ fn without_perf_it_polls() {
 #[test]
 fn a_unit_is_taken_by_its_cgroup() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
-    let mut machine = Machine::lock();
-    let slice = machine.slice_of_units();
+    let mut cgroups = Groups::new();
+    let slice = cgroups.slice_of_units();
     require!(slice.is_some(), "no cgroup can be made where the names of units are taken from");
     let slice = slice.expect("just looked");
     let files = Files::new();
@@ -172,7 +172,7 @@ fn a_unit_is_taken_by_its_cgroup() {
     let [ours, other]: [Held; 2] = groups.each_ref().map(|group| {
         std::fs::create_dir_all(group).expect("a cgroup");
         let join = format!("echo $$ >'{}'/cgroup.procs; exec \"$@\"", group.display());
-        Run::new(&copy, ["7"]).plain().limit(180).behind_sh(&join).hold()
+        Run::new(&copy, ["7"]).plain().behind_sh(&join).hold()
     });
     let agent = files.agent();
     eventually_switched(&ours);
@@ -198,7 +198,7 @@ fn a_crash_is_an_error_in_the_journal() {
     let log = UnixDatagram::bind("/run/systemd/journal/socket").expect("a socket");
     log.set_read_timeout(Some(patience(std::time::Duration::from_secs(20)))).expect("a time");
     let agent = files.agent();
-    let crashed = Run::new(&bad, [""; 0]).plain().limit(180).hold();
+    let crashed = Run::new(&bad, [""; 0]).plain().hold();
     crashed.finish().assert_signal(libc::SIGSEGV);
     let record = loop {
         let mut buffer = [0; 4096];

@@ -5,7 +5,7 @@ use support::attaching::{attach, is_switched, ok, revert, switched};
 use support::{Held, Kind, Run, program};
 
 fn starts(how: &str) -> Held {
-    Run::new(program("signals", Kind::DynamicPie), [how]).plain().limit(110).hold()
+    Run::new(program("signals", Kind::DynamicPie), [how]).plain().hold()
 }
 
 /// Attaches and reverts several times. Returns the program's counts.

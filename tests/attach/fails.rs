@@ -41,7 +41,7 @@ fn in_each_kind_of_program() {
 
 #[test]
 fn while_its_threads_run_in_that_text() {
-    let held = Run::new(program("spinner", Kind::DynamicPie), ["spin"]).plain().limit(110).hold();
+    let held = Run::new(program("spinner", Kind::DynamicPie), ["spin"]).plain().hold();
     let pid = held.pid();
     assert!(each_call_refused(pid, attach_run) >= 5);
     assert!(each_call_refused(pid, revert_run) >= 5);

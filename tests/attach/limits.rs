@@ -6,7 +6,7 @@ use support::attaching::{
     Before, assert_switched, assert_untouched, attach, attach_run, is_switched, json, ok, revert,
     small, started, switched,
 };
-use support::machine::{FELT, Machine, is_throwaway, memory_controller};
+use support::machine::{FELT, Groups, Machine, is_throwaway, memory_controller};
 use support::{
     Done, Kind, Public, Run, installed, is_root, pmd_size, program_big, require, require_of_machine,
 };
@@ -19,9 +19,9 @@ fn inside(group: &Path, run: Run) -> Run {
 }
 
 /// Two memory cgroups and the name of the limit's file.
-fn groups(machine: &mut Machine) -> Option<([PathBuf; 2], &'static str)> {
+fn groups(cgroups: &mut Groups) -> Option<([PathBuf; 2], &'static str)> {
     let (parent, limit) = memory_controller()?;
-    Some(([machine.group(&parent)?, machine.group(&parent)?], limit))
+    Some(([cgroups.group(&parent)?, cgroups.group(&parent)?], limit))
 }
 
 /// Bytes of shared memory that the cgroup has been charged for.
@@ -34,8 +34,8 @@ fn shared_memory(group: &Path) -> u64 {
 #[test]
 fn memory_cgroups() {
     require!(is_root(), "cgroups need root");
-    let mut machine = Machine::lock();
-    let groups = groups(&mut machine);
+    let mut cgroups = Groups::new();
+    let groups = groups(&mut cgroups);
     require!(groups.is_some(), "no memory controller");
     let ([own, theirs], limit) = groups.expect("just looked");
     let copy = small("hold", Kind::DynamicNoPie);

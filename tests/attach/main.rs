@@ -22,3 +22,4 @@ mod store;
 mod target_leaves;
 mod uprobes;
 mod vectors;
+mod worlds;

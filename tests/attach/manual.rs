@@ -8,7 +8,7 @@ use support::attaching::{
     eventually_untouched, held, joined, json, revert, small, started, switched,
 };
 use support::child::eventually;
-use support::machine::Machine;
+use support::machine::Groups;
 use support::smaps::vmas;
 use support::{Done, Held, Kind, Public, Run, installed, is_root, pmd_size, program, require};
 
@@ -153,8 +153,8 @@ fn every_process_of_a_program_and_of_a_unit() {
 #[test]
 fn every_process_of_a_unit() {
     require!(is_root(), "cgroups need root");
-    let mut machine = Machine::lock();
-    let slice = machine.slice_of_units();
+    let mut cgroups = Groups::new();
+    let slice = cgroups.slice_of_units();
     require!(slice.is_some(), "no cgroup can be made where the names of units are taken from");
     let slice = slice.expect("just looked");
     let unit = "tiexec-test@a:b.service";

@@ -8,7 +8,7 @@ use support::attaching::{
     ok, revert, revert_run, small, switched,
 };
 use support::child::{eventually, state};
-use support::machine::{Machine, freezer};
+use support::machine::{Groups, freezer};
 use support::pty::Pty;
 use support::smaps::status_field;
 use support::{Done, Fresh, Held, Kind, Prep, Run, fresh, is_root, pmd_size, program, require};
@@ -139,8 +139,8 @@ fn a_breakpoint_set_while_a_revert_looks_for_its_moment_stays() {
 /// Attach reports a frozen process in time, and leaves nothing in the program when it continues.
 fn frozen(unified: bool) {
     require!(is_root(), "cgroups need root");
-    let mut machine = Machine::lock();
-    let found = freezer(&mut machine, unified);
+    let mut cgroups = Groups::new();
+    let found = freezer(&mut cgroups, unified);
     require!(found.is_some(), "no freezer");
     let (group, [switch, state_file], [freeze, thaw, settled]) = found.expect("just looked");
     let copy = small("situations", Kind::DynamicNoPie);
@@ -212,7 +212,7 @@ fn for_a_while_and_the_terminal_is_closed() {
     let slave = pty.slave_fd();
     // The shell does not read from the terminal, because the end of file may arrive before SIGHUP.
     let script = format!(
-        "{} attach -q --backing=image --for 4s {pid}; echo attached; exec sleep 1000",
+        "'{}' attach -q --backing=image --for 4s {pid}; echo attached; exec sleep 1000",
         support::tiexecctl().display()
     );
     let shell = Run::new("/bin/sh", ["-c", &script])

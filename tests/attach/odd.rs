@@ -78,7 +78,10 @@ fn stopped_by_a_signal_it_stays_so() {
 
 /// Attaches to a program whose leader has exited, and reverts it.
 fn works_without_its_leader(name: &str) {
-    let held = situation(&copy(), &[name]);
+    without_its_leader(situation(&copy(), &[name]));
+}
+
+fn without_its_leader(held: Held) {
     let pid = held.pid();
     eventually("the leader's end", || state(pid) == Some('Z'));
     // /proc/PID shows no mappings if the leader has exited, but the directories of other threads do.
@@ -99,6 +102,34 @@ fn works_without_its_leader(name: &str) {
 #[test]
 fn a_leader_that_has_exited() {
     works_without_its_leader("leader");
+}
+
+/// The kernel notes the ID of the process, not of the living thread, for the sockets that the thread makes.
+#[test]
+fn a_leader_of_another_user_that_has_exited() {
+    require!(is_root(), "not root");
+    let public = support::Public::new();
+    let program = public.add(&program("situations", Kind::DynamicPie), "situations", 0o755);
+    let run = Run::new(program, ["leader"]).plain();
+    let front = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    without_its_leader(run.behind(front).hold());
+}
+
+/// Valgrind runs a program on stacks of its own, on which TiExec lays nothing.
+#[test]
+fn under_valgrind() {
+    require!(installed("valgrind").is_some(), "no valgrind");
+    let valgrind = installed("valgrind").expect("just looked");
+    let copy = copy();
+    let args = ["-q".as_ref(), copy.path().as_os_str(), "plain".as_ref()];
+    let held = Run::new(valgrind, args).plain().hold();
+    let done = attach(held.pid());
+    done.assert_code(1);
+    assert!(
+        done.err().contains("no_thread: a thread that could be stopped was on a stack"),
+        "{done}"
+    );
+    held.finish().assert_code(7);
 }
 
 /// Returns whether the kernel makes guards inside mappings (`MADV_GUARD_INSTALL`), and shows them.

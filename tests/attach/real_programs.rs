@@ -1,12 +1,13 @@
 //! Attaches to real programs at full load and reverts them, many times. Their results stay right.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
-use support::attaching::{ctl, started, switched};
+use support::attaching::{ctl, switched};
 use support::child::eventually;
+use support::databases::Postgres;
 use support::smaps::children;
-use support::{Held, Public, Run, busy_java, installed, is_root, require, write_program};
+use support::{Fresh, Held, Run, busy_java, installed, is_root, require, write_program};
 
 const CYCLES: usize = 20;
 
@@ -45,7 +46,9 @@ fn go_with_4000_goroutines() {
         .output()
         .expect("go");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    let held = Run::new(&binary, [""; 0]).plain().hold();
+    // A linker's large writes leave huge folios in the page cache.
+    let copy = Fresh::small_for_good(&binary).expect("just built");
+    let held = Run::new(copy.path(), [""; 0]).plain().hold();
     let pid = held.pid();
     cycles(held, pid);
 }
@@ -63,8 +66,9 @@ fn java() {
 
 #[test]
 fn node() {
-    let node = installed("node");
+    let node = Fresh::installed("node");
     require!(node.is_some(), "no node");
+    let node = node.expect("just looked");
     let dir = tempfile::tempdir().expect("a directory");
     let source = script(
         dir.path(),
@@ -80,7 +84,7 @@ fn node() {
          process.stdin.on('data', () => process.exit(7));
          console.log('ready');",
     );
-    let held = Run::new(node.expect("just looked"), [source]).plain().hold();
+    let held = Run::new(node.path(), [source]).plain().hold();
     let pid = held.pid();
     cycles(held, pid);
 }
@@ -89,40 +93,19 @@ fn node() {
 /// connection is lost.
 #[test]
 fn postgres() {
-    let bin = ["16", "17", "15", "14", "13"]
-        .map(|version| PathBuf::from(format!("/usr/lib/postgresql/{version}/bin")))
-        .into_iter()
-        .find(|bin| bin.join("pgbench").exists() && bin.join("initdb").exists());
+    let bin = Postgres::installed();
     require!(is_root() && bin.is_some(), "no postgres, or not root");
-    let bin = bin.expect("just looked");
-    let public = Public::new();
-    // The server is a private copy, so that other servers and tests do not use it. The copy still finds its libraries.
-    let server = public.add(&bin.join("postgres"), "postgres", 0o755);
-    let server = server.to_string_lossy();
-    let dir = public.path().join("cluster");
-    std::fs::create_dir(&dir).expect("a directory");
-    let (data, at) = (dir.join("data").display().to_string(), dir.display().to_string());
-    std::os::unix::fs::chown(&dir, Some(65534), Some(65534)).expect("chown");
-    let front = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "env", "HOME=/tmp"];
-    let start = |name: &str, args: &[&str]| started(&front, &bin.join(name), args);
-    let run = |name: &str, args: &[&str]| start(name, args).finish().assert_code(0).out();
-    run("initdb", &["-D", &data, "-A", "trust", "-U", "tester"]);
-    let options = format!("-c listen_addresses= -k {at}");
-    let log = dir.join("log");
-    let log_text = log.display().to_string();
-    run("pg_ctl", &["-D", &data, "-p", &server, "-o", &options, "-l", &log_text, "-w", "start"]);
-    let to = ["-h", &at, "-U", "tester"];
-    run("createdb", &[&to[..], &["bench"]].concat());
-    run("pgbench", &[&to[..], &["-i", "-q", "bench"]].concat());
+    let postgres = Postgres::start(bin.expect("just looked"));
+    let server = postgres.server().to_string_lossy();
+    postgres.run("pgbench", &[&postgres.to()[..], &["-i", "-q", "bench"]].concat());
     // The load runs until the test ends it.
-    let load = [&to[..], &["-S", "-c4", "-T3600", "bench"]].concat();
-    let load = Run::new(bin.join("pgbench"), load).plain().behind(front).limit(600).start();
+    let load = [&postgres.to()[..], &["-S", "-c4", "-T3600", "bench"]].concat();
+    let load = postgres.command("pgbench", &load).limit(600).start();
 
-    let pid = std::fs::read_to_string(dir.join("data/postmaster.pid")).expect("a postmaster");
-    let pid: i32 = pid.lines().next().and_then(|pid| pid.parse().ok()).expect("its id");
+    let pid = postgres.pid();
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("its program");
     assert_eq!(exe.to_string_lossy(), server);
-    let psql = || run("psql", &[&to[..], &["-Atc", "select 6*7", "bench"]].concat());
+    let psql = || postgres.ask("select 6*7");
     let busy = |child: &i32| {
         let shown = std::fs::read_to_string(format!("/proc/{child}/cmdline")).unwrap_or_default();
         shown.contains("tester bench")
@@ -158,9 +141,5 @@ fn postgres() {
     let done = load.finish();
     done.assert_code(0);
     assert!(done.out().contains("number of failed transactions: 0 "), "{done}");
-    run("pg_ctl", &["-D", &data, "-m", "fast", "-w", "stop"]);
-    let log = std::fs::read_to_string(log).expect("its log");
-    for word in ["FATAL", "PANIC", "ERROR", "terminated"] {
-        assert!(!log.contains(word), "{log}");
-    }
+    postgres.stop();
 }

@@ -6,7 +6,7 @@ use support::child::eventually;
 use support::{Held, Kind, Run, program};
 
 fn starts(how: &str) -> Held {
-    let held = Run::new(program("requeue", Kind::DynamicPie), [how]).plain().limit(60).hold();
+    let held = Run::new(program("requeue", Kind::DynamicPie), [how]).plain().hold();
     let call = || std::fs::read_to_string(format!("/proc/{}/syscall", held.pid()));
     let number = libc::SYS_futex.to_string();
     eventually("its first thread waits on a futex", || {

@@ -8,7 +8,7 @@ use support::{Held, Kind, Run, program, require};
 
 /// Starts the program; none if the kernel has no such segment.
 fn starts(args: &[&str]) -> Held {
-    let mut held = Run::new(program("segment32", Kind::DynamicPie), args).plain().limit(60).start();
+    let mut held = Run::new(program("segment32", Kind::DynamicPie), args).plain().start();
     held.wait_line("ready");
     held
 }

@@ -8,15 +8,19 @@ use std::time::Duration;
 
 use support::attaching::{ctl, joined, json, ok, switched};
 use support::child::eventually;
+use support::databases::Mariadb;
 use support::smaps::children;
-use support::{Held, Run, installed, is_root, require, write_program};
+use support::{Fresh, Held, Run, installed, is_root, require, write_program};
 
 const CYCLES: usize = 20;
 
 /// Starts a program of the machine with these arguments. The program lives for at most two minutes.
 fn start(name: &str, args: &[&str]) -> Held {
-    let path = installed(name).unwrap_or_else(|| panic!("no {name}"));
-    Run::new(path, args).plain().limit(120).start()
+    start_file(&installed(name).unwrap_or_else(|| panic!("no {name}")), args)
+}
+
+fn start_file(path: &Path, args: &[&str]) -> Held {
+    Run::new(path, args).plain().start()
 }
 
 fn have(names: &[&str]) -> bool {
@@ -145,7 +149,9 @@ fn redis() {
 /// node, a server with much text, answers requests.
 #[test]
 fn node() {
-    require!(have(&["node"]), "no node");
+    let node = Fresh::installed("node");
+    require!(node.is_some(), "no node");
+    let node = node.expect("just looked");
     let dir = tempfile::tempdir().expect("a directory");
     let socket = at(&dir, "socket");
     let script = format!(
@@ -153,7 +159,7 @@ fn node() {
          process.on('SIGTERM', () => process.exit(7));"
     );
     write_program(&dir.path().join("server.js"), script.as_bytes(), 0o644);
-    let server = start("node", &[&at(&dir, "server.js")]);
+    let server = start_file(node.path(), &[&at(&dir, "server.js")]);
     let socket = Path::new(&socket);
     eventually("it listens", || UnixStream::connect(socket).is_ok());
     let pid = server.pid();
@@ -166,35 +172,13 @@ fn node() {
 #[test]
 fn mariadbd_under_sysbench() {
     require!(
-        is_root() && have(&["mariadbd", "mariadb-install-db", "mariadb-admin", "sysbench"]),
+        is_root() && Mariadb::is_installed() && have(&["sysbench"]),
         "no mariadbd or no sysbench, or not root"
     );
-    let dir = tempfile::tempdir().expect("a directory");
-    let (data, socket, log) = (at(&dir, "data"), at(&dir, "socket"), at(&dir, "log.err"));
-    let datadir = format!("--datadir={data}");
-    let install = ["--no-defaults", "--user=root", "--skip-test-db", &datadir];
-    start("mariadb-install-db", &install).finish().assert_code(0);
-    let to = format!("--socket={socket}");
-    let server = start(
-        "mariadbd",
-        &[
-            "--no-defaults",
-            "--user=root",
-            "--skip-networking",
-            "--skip-log-bin",
-            &datadir,
-            &to,
-            &format!("--log-error={log}"),
-            &format!("--pid-file={}", at(&dir, "pid")),
-        ],
-    );
-    let admin = |what: &[&str]| {
-        start("mariadb-admin", &[&["--no-defaults", "-uroot", &to][..], what].concat()).finish()
-    };
-    eventually("it answers", || admin(&["ping"]).status.success());
-    admin(&["create", "sbtest"]).assert_code(0);
+    let server = Mariadb::start();
+    server.admin(&["create", "sbtest"]).assert_code(0);
     let sysbench = |test: &str, threads: &str, what: &str| {
-        let socket = format!("--mysql-socket={socket}");
+        let socket = format!("--mysql-socket={}", server.socket());
         let args = [test, "--db-driver=mysql", &socket, "--mysql-user=root", "--tables=2"];
         let more = ["--table-size=2000", "--mysql-ignore-errors=none", "--time=12", threads, what];
         start("sysbench", &[&args[..], &more].concat())
@@ -219,10 +203,5 @@ fn mariadbd_under_sysbench() {
         let numbers: [u64; 3] = ["transactions", "ignored errors", "reconnects"].map(of);
         assert!(numbers[0] > 0 && numbers[1..] == [0, 0], "{done}");
     }
-    admin(&["shutdown"]).assert_code(0);
-    server.finish().assert_code(0);
-    let log = std::fs::read_to_string(log).expect("its log");
-    for word in ["[ERROR]", "Aborted connection", "signal"] {
-        assert!(!log.contains(word), "{log}");
-    }
+    server.stop();
 }

@@ -8,8 +8,7 @@ const CYCLES: usize = 50;
 
 /// Attaches to and reverts a program with four busy threads, `cycles` times.
 fn goes_on(first_thread: &str, first_kind: &str, kind: Kind, cycles: usize) {
-    let held =
-        Run::new(program("spinner", kind), [first_thread, first_kind]).plain().limit(110).hold();
+    let held = Run::new(program("spinner", kind), [first_thread, first_kind]).plain().hold();
     let pid = held.pid();
     let (maps, fds) = (joined(pid), descriptors(pid));
     cycle(pid, cycles);
@@ -39,10 +38,8 @@ fn in_a_static_program() {
 /// The program has much text. The page cache serves as a backing where it is huge.
 #[test]
 fn with_every_backing_and_more_text() {
-    let held = Run::new(program_big("spinner", Kind::DynamicNoPie, 32), ["spin", "1"])
-        .plain()
-        .limit(110)
-        .hold();
+    let held =
+        Run::new(program_big("spinner", Kind::DynamicNoPie, 32), ["spin", "1"]).plain().hold();
     let pid = held.pid();
     for backing in ["auto", "image", "pagecache"] {
         let pid = pid.to_string();

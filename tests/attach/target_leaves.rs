@@ -2,16 +2,16 @@
 //! and reports the outcome.
 
 use support::attaching::{attach, attach_run, revert_run};
+use support::extent::{met, rounds};
 use support::{Kind, Random, Run, program};
 
-const ROUNDS: usize = 50;
-
 /// Makes the program do that at a random moment of an attach, and then of a revert. Returns how often TiExec came too
-/// late.
-fn leaves(what: &str, signal: i32, end: (Option<i32>, Option<i32>)) -> usize {
+/// late, and of how many rounds.
+fn leaves(what: &str, signal: i32, end: (Option<i32>, Option<i32>)) -> (usize, usize) {
+    let rounds = rounds(16);
     let mut random = Random::new();
     let mut gone = 0;
-    for round in 0..ROUNDS {
+    for round in 0..rounds {
         let held = Run::new(program("leaver", Kind::DynamicPie), [what]).plain().hold();
         let pid = held.pid();
         let run = if round % 2 == 0 {
@@ -36,23 +36,21 @@ fn leaves(what: &str, signal: i32, end: (Option<i32>, Option<i32>)) -> usize {
             "{what} {round}: {ended}"
         );
     }
-    println!("{what}: gone {gone} times of {ROUNDS}");
-    gone
+    (gone, rounds)
 }
 
 const SEVEN: (Option<i32>, Option<i32>) = (Some(7), None);
 
 #[test]
 fn it_is_killed() {
-    assert!(
-        leaves("", libc::SIGKILL, (None, Some(libc::SIGKILL))) > 0,
-        "none was gone: never at the right moment"
-    );
+    let (gone, rounds) = leaves("", libc::SIGKILL, (None, Some(libc::SIGKILL)));
+    met(gone, rounds, "killed in the middle");
 }
 
 #[test]
 fn it_exits() {
-    assert!(leaves("exit", libc::SIGUSR1, SEVEN) > 0, "none was gone: never at the right moment");
+    let (gone, rounds) = leaves("exit", libc::SIGUSR1, SEVEN);
+    met(gone, rounds, "ended in the middle");
 }
 
 #[test]

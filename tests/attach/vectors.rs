@@ -7,7 +7,7 @@ use support::{Held, Kind, Run, pmd_size, require, require_of_machine};
 /// Starts the program, which holds vectors of up to a number of bytes; none if the processor has no such registers.
 fn holds(args: &[&str]) -> Option<Held> {
     let copy = small("scalable", Kind::DynamicNoPie);
-    let held = Run::new(copy.path(), args).plain().limit(110).hold();
+    let held = Run::new(copy.path(), args).plain().hold();
     held.said("no").is_none().then_some(held)
 }
 

@@ -1,8 +1,11 @@
 //! The agent itself runs the canaries that a rule requires, one at a time, and obeys their verdicts.
 
+use std::path::{Path, PathBuf};
+
 use support::attaching::{ctl, switched};
 use support::child::eventually;
-use support::{Held, Run, is_root, require};
+use support::smaps::child_with;
+use support::{Held, Run, is_root, require, tiexecd};
 
 use crate::rules::{check, write_rule};
 use crate::{Server, export, started};
@@ -111,7 +114,7 @@ fn a_crash_on_copies_ends_it_and_quarantines_the_build() {
     // The agent leaves the next process of that build alone.
     let (count, public) = (server.public.path().join("count"), server.public);
     let again = Run::new(server.copy.path(), [count.display().to_string(), "0".to_owned()]);
-    let again = again.plain().limit(100).hold();
+    let again = again.plain().hold();
     let server = Server { copy: server.copy, held: again, public };
     eventually("it is old enough", || check(&server).out().contains("quarantined"));
     assert_eq!(switched(server.pid()), 0);
@@ -141,5 +144,43 @@ fn an_operator_makes_the_same_by_the_rule_s_name() {
     assert!(switched(server.pid()) > 0);
     ctl(["revert", &server.pid().to_string()]).assert_code(0);
     assert!(check(&server).out().ends_with(": rule r: attach\n"), "{}", check(&server));
+    server.finish();
+}
+
+fn has_secret(process: &Path) -> bool {
+    let environment = std::fs::read(process.join("environ")).expect("a process of root's");
+    environment.split(|&byte| byte == 0).any(|variable| variable == b"PASSWORD=secret")
+}
+
+fn has_open(process: &Path, file: &str) -> bool {
+    let all = std::fs::read_dir(process.join("fd")).expect("a process of root's").flatten();
+    let mut files = all.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    files.any(|open| open == Path::new(file))
+}
+
+#[test]
+fn a_canary_gets_nothing_of_the_agents_and_ends_with_it() {
+    require!(is_root(), "rules of root's");
+    let server = Server::start(100, 0);
+    require!(can_attach(&server), "Linux 6.15");
+    write_rule(
+        &server,
+        &format!("canary = \"required\"\ncanary-counter = \"{}\"", server.counter()),
+    );
+    let script = "exec 9</etc/shadow && exec \"$@\"";
+    let front = ["env", "PASSWORD=secret", "sh", "-c", script, "sh"];
+    let agent = Run::new(tiexecd(), server.files()).plain().behind(front).start();
+    let own = PathBuf::from(format!("/proc/{}", agent.pid()));
+    eventually("it is on copies", || switched(server.pid()) > 0);
+    assert!(has_secret(&own) && has_open(&own, "/etc/shadow"), "the agent has the secrets");
+    let canary = child_with(agent.pid(), "canary").expect("a canary");
+    assert!(!has_secret(&canary), "its environment");
+    assert!(!has_open(&canary, "/etc/shadow"), "its descriptors");
+    agent.signal(libc::SIGKILL);
+    agent.finish().assert_signal(libc::SIGKILL);
+    // An ended process that nobody has waited for has no command line.
+    let has_ended = || std::fs::read(canary.join("cmdline")).is_ok_and(|line| line.is_empty());
+    eventually("the canary ends", || !canary.exists() || has_ended());
+    assert_eq!(switched(server.pid()), 0, "the canary has reverted its processes");
     server.finish();
 }

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use support::attaching::{json, switched};
-use support::machine::Machine;
+use support::machine::Groups;
 use support::{Run, is_root, require};
 
 use crate::Server;
@@ -21,8 +21,8 @@ fn counts_cpu_time() -> Option<PathBuf> {
 #[test]
 fn of_its_own_or_of_the_processes() {
     require!(is_root(), "files in a directory of root's");
-    let mut machine = Machine::lock();
-    let group = counts_cpu_time().and_then(|parent| machine.group(&parent));
+    let mut cgroups = Groups::new();
+    let group = counts_cpu_time().and_then(|parent| cgroups.group(&parent));
     require!(group.is_some(), "no cgroup that counts processor time can be made");
     let group = group.expect("just looked");
     let server = Server::start(100, 0);

@@ -75,7 +75,7 @@ fn that_break_on_the_way_end_it() {
     require!(is_root(), "files in a directory of root's");
     let server = Server::start(100, 0);
     let gone = server.public.path().join("gone").display().to_string();
-    let counter = format!("test ! -e {gone} && {}", server.counter());
+    let counter = format!("test ! -e '{gone}' && {}", server.counter());
     let args = server.with_counter(&["--counter", &counter, "--keep-above=2"]);
     let mut canary = started(&args);
     server.eventually_on_copies(&mut canary);

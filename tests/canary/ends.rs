@@ -1,6 +1,6 @@
 //! After every end of a canary, by a signal, by the guard or by its death, the server has its own text back.
 
-use support::attaching::{Before, assert_untouched, switched};
+use support::attaching::{Before, eventually_untouched, switched};
 use support::child::eventually;
 use support::{is_root, require};
 
@@ -28,7 +28,7 @@ fn by_the_guard() {
     require!(is_root(), "files in a directory of root's");
     let server = Server::start(100, 0);
     let bad = server.public.path().join("bad").display().to_string();
-    let guard = format!("--guard=test ! -e {bad}");
+    let guard = format!("--guard=test ! -e '{bad}'");
     let canary = server.in_a_canary(&[&guard]);
     std::fs::write(&bad, "").expect("a file");
     let done = canary.finish();
@@ -125,7 +125,7 @@ fn before_it_begins_without_time_for_a_pair() {
         assert!(done.err().contains(says), "{done}");
         // A slice of 400 ms and a sixth of that before it, 21 times, and a tenth more.
         assert!(done.err().contains("; fix: use --max=11s, or a shorter --slice"), "{done}");
-        assert_untouched(server.pid(), &before);
+        eventually_untouched(server.pid(), &before);
     }
     server.finish();
 }

@@ -15,10 +15,18 @@ const NODE: &str = "while (process.cpuUsage().user < 200000); setTimeout(() => {
 
 /// Waits until text of a file of that name is huge in the container's first process, by at least so many bytes.
 fn becomes_huge(container: &Container, name: &str, least: u64) {
+    becomes_huge_while(container, name, least, || ());
+}
+
+/// Does the same, and calls `work` again and again meanwhile.
+fn becomes_huge_while(container: &Container, name: &str, least: u64, mut work: impl FnMut()) {
     let is_its = |vma: &Vma| vma.path.contains(name);
     let huge = || vmas(container.pid).iter().filter(|vma| is_its(vma)).map(Vma::huge).sum::<u64>();
     assert!(
-        soon(|| huge() >= least),
+        soon(|| {
+            work();
+            huge() >= least
+        }),
         "{} bytes of {name} are huge: {:#?}",
         huge(),
         vmas(container.pid)

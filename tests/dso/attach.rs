@@ -14,7 +14,7 @@ fn revert(pid: i32) -> support::Done {
 }
 
 fn held(with: &WithObject, args: &[&str]) -> Held {
-    with.run(args).plain().limit(110).hold()
+    with.run(args).plain().hold()
 }
 
 #[test]

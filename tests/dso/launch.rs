@@ -72,7 +72,9 @@ fn bound_at_once_and_preloaded() {
     assert_works(&with.run(&["7"]).env("LD_BIND_NOW", "1"), &with);
     // The object is preloaded into a program that does not need it, and that has no other object with text.
     let other = WithObject::new(Made::Gnu);
-    let run = with.run(&["7"]).env("LD_PRELOAD", &other.object);
+    // In LD_PRELOAD, a blank is the end of a name.
+    let preloaded = support::without_blanks(other.dir()).join("libbig_object.so");
+    let run = with.run(&["7"]).env("LD_PRELOAD", preloaded);
     let held = run.hold();
     let coverage = object_coverage(held.pid(), &other.object);
     assert!(coverage.is_full(), "{coverage:?}");
@@ -171,8 +173,9 @@ fn an_object_of_the_page_cache_costs_no_helper() {
     };
     let (done, log) = traced(&run);
     done.assert_code(7).assert_silent();
-    let exec = format!("execve(\"{}\"", with.program.display());
-    let before = log.split(&exec).next().expect("the log begins with tiexec's calls");
+    // strace escapes letters beyond ASCII, so only the end of the path is known.
+    let exec = "/program\", [";
+    let before = log.split(exec).next().expect("the log begins with tiexec's calls");
     let count = |call: &str| before.matches(&format!(" {call}(")).count();
     assert!(before.len() < log.len(), "{log}");
     assert_eq!(["clone", "clone3", "fork", "ptrace"].map(count), [0; 4], "{log}");

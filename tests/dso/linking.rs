@@ -18,7 +18,7 @@ fn init_functions_that_return() {
         ("handlers", "No child processes", 1),
         ("block", "No child processes", 0),
     ] {
-        let held = with.run(&["7"]).env("OBJECT_INIT", does).limit(100).hold();
+        let held = with.run(&["7"]).env("OBJECT_INIT", does).hold();
         // If the program blocks all signals, the helper notices it later.
         eventually(&format!("{does}: {:?}", with.coverage(held.pid())), || {
             let let_go = status_field(held.pid(), "TracerPid").as_deref() == Some("0");

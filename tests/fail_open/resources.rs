@@ -1,7 +1,9 @@
 //! The program runs even if huge pages fail because of too little memory, a limit or a knob, and one line on stderr
 //! says why its text is on base pages. `filters.rs` has seccomp and ptrace.
 
-use support::machine::{FELT, Machine, hugetlb_controller, is_throwaway, memory_controller, quiet};
+use support::machine::{
+    FELT, Groups, Machine, hugetlb_controller, is_throwaway, memory_controller, quiet,
+};
 use support::{
     Coverage, Done, Kind, Prep, Public, Run, is_root, pmd_size, program, program_big, require,
     require_of_machine, smaps,
@@ -178,8 +180,8 @@ fn a_memory_cgroup_without_headroom() {
     let controller = memory_controller();
     require!(controller.is_some(), "no memory controller");
     let (parent, limit) = controller.expect("just checked");
-    let mut machine = Machine::lock();
-    let group = machine.group(&parent);
+    let mut cgroups = Groups::new();
+    let group = cgroups.group(&parent);
     require!(group.is_some(), "no cgroup can be made");
     let group = group.expect("just checked");
     let inside = |run: Run| {

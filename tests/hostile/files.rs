@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use support::attaching::{attach, ctl, ctl_behind, json, switched};
 use support::child::tool;
-use support::machine::is_throwaway;
 use support::tmux::Screen;
 use support::{Done, Held, Kind, Public, Run, installed, is_root, program, require};
 
@@ -78,8 +77,7 @@ fn a_mapping_that_changes_while_it_is_looked_for() {
     require!(needs(), "another user needs root");
     let secret = secret();
     // Each round has its own process, because the first attach that finds the right file ends the race.
-    let rounds = if is_throwaway() { 20 } else { 200 };
-    for round in 0..rounds {
+    for round in 0..support::extent::rounds(20) {
         let held = steals("race", &secret);
         let done = attach(held.said_pid());
         assert!(matches!(done.status.code(), Some(0 | 1 | 3)), "round {round}: {done}");
@@ -155,14 +153,14 @@ pub(super) fn silent_to_root(how: &str) -> Held {
     let (public, node) = fuse();
     let built = program("hostile/silent_fuse", Kind::DynamicNoPie);
     let copy = public.add(&built, "silent_fuse", 0o755);
-    Run::new(&copy, [how.as_ref(), node.as_os_str()]).plain().limit(200).hold()
+    Run::new(&copy, [how.as_ref(), node.as_os_str()]).plain().hold()
 }
 
 /// Asserts that `top` answers keys and shows other processes, in spite of that process.
 fn shown_by_top(pid: &str) {
     require!(support::installed("tmux").is_some(), "no tmux");
     let other = Run::new(program("hold", Kind::DynamicNoPie), ["7"]).plain().hold();
-    let command = format!("{} top -d 0.3", support::tiexecctl().display());
+    let command = format!("'{}' top -d 0.3", support::tiexecctl().display());
     let screen = Screen::new(80, 24, &command, &[]);
     screen.go().wait_for("CPU %");
     let figure = |pid: &str, text: &str| {
@@ -194,7 +192,8 @@ fn a_lock_of_its_memory_that_is_never_let_go() {
     let held = silent("locked");
     let pid = held.said_pid().to_string();
     let started = ["inspect", "doctor"].map(|command| {
-        (command, Run::new(support::tiexecctl(), [command, &pid]).plain().limit(100).start())
+        let run = Run::new(support::tiexecctl(), [command, &pid]).plain();
+        (command, run.env("TIEXEC_TEST_CLOCK", "10").start())
     });
     for (command, running) in started {
         let done = running.finish();
@@ -202,7 +201,7 @@ fn a_lock_of_its_memory_that_is_never_let_go() {
         assert!(done.err().contains("deadline: "), "{command}: {done}");
     }
     // `status` reports the machine without that process.
-    let done = Run::new(support::tiexecctl(), ["status"]).plain().limit(100).output();
+    let done = Run::new(support::tiexecctl(), ["status"]).plain().output();
     done.assert_code(0);
     assert!(done.out().contains("could not be looked at in 2 s"), "{done}");
     shown_by_top(&pid);
@@ -218,7 +217,8 @@ fn memory_whose_reader_cannot_be_killed() {
     );
     let held = silent_to_root("copy");
     let pid = held.said_pid().to_string();
-    let done = Run::new(support::tiexecctl(), ["revert", &pid]).plain().limit(150).output();
+    let revert = Run::new(support::tiexecctl(), ["revert", &pid]).plain();
+    let done = revert.env("TIEXEC_TEST_CLOCK", "10").output();
     done.assert_code(1);
     assert!(done.err().contains("deadline: "), "{done}");
     // The next command has its own tracing child, and reports why it cannot continue.
@@ -240,14 +240,15 @@ fn a_followed_program_whose_memory_is_locked() {
     let hold = program("hold", Kind::DynamicNoPie);
     // TiExec examines the first program when it is a second old.
     let script = format!(
-        "exec 3<&0; {} {} locked {} <&3 & sleep 3; exec {} 7",
+        "exec 3<&0; {} '{}' locked '{}' <&3 & sleep 3; exec '{}' 7",
         ATTACKER.join(" "),
         silent.display(),
         node.display(),
         hold.display()
     );
     let run = Run::new("sh", ["-c", &script]).options(["--follow", "--backing=image"]);
-    let held = run.limit(400).hold();
+    let run = run.env("TIEXEC_TEST_CLOCK", "4");
+    let held = run.hold();
     let until = Instant::now() + support::child::patience(Duration::from_secs(200));
     while switched(held.pid()) == 0 {
         assert!(Instant::now() < until, "what came later was never treated");

@@ -247,7 +247,7 @@ fn root_and_the_user_at_once() {
     let pid = attacker.pid().to_string();
     let own: Vec<&str> = ATTACKER.iter().copied().chain(["env", &variable]).collect();
     let mut random = Random::new();
-    for round in 0..50 {
+    for round in 0..support::extent::rounds(16) {
         let both = ["attach", "revert"].map(|command| {
             let mut args = vec![command, "-q"];
             args.extend((command == "attach").then_some("--backing=image"));

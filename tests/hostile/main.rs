@@ -5,6 +5,7 @@ mod copies;
 mod exec;
 mod files;
 mod launches;
+mod libraries;
 mod locks;
 mod names;
 mod outputs;
@@ -12,9 +13,12 @@ mod overlays;
 mod oversized;
 mod priority;
 mod reasons;
+mod redirected;
 mod selectors;
+mod stored;
 mod targets;
 mod workers;
+mod written;
 
 /// The front of a command line that runs the rest as the attacker: an unprivileged user without groups.
 pub(crate) const ATTACKER: [&str; 4] =

@@ -38,7 +38,7 @@ fn one_that_a_container_runtime_mounted() {
     public.add(&program("hold", Kind::StaticNoPie), "hold", 0o755);
     let words = ["--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-ec", NODE];
     let run = Run::new("unshare", words).plain().with_arg("sh").with_arg(public.path());
-    let done = run.with_arg(tiexecctl()).limit(120).output();
+    let done = run.with_arg(tiexecctl()).output();
     done.assert_code(7);
     assert!(done.out().contains("attached"), "{done}");
 }
@@ -65,12 +65,12 @@ fn one_whose_process_1_shows_other_layers() {
     public.add(&program("hostile/silent_fuse", Kind::StaticNoPie), "silent_fuse", 0o755);
     let run = Run::new(public.path().join("silent_fuse"), ["container".as_ref(), node.as_os_str()]);
     let own = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"];
-    let held = run.plain().behind(own).limit(200).hold();
+    let held = run.plain().behind(own).hold();
     let first = support::smaps::children(held.pid())[0].to_string();
     // The tracer runs in the same PID namespace.
     let attach = "mount -t proc proc /proc; exec \"$@\" attach --backing=image --json 1";
     let words = ["--pid", "--target", &first, "unshare", "--mount", "sh", "-ec", attach, "sh"];
-    let done = Run::new("nsenter", words).plain().with_arg(tiexecctl()).limit(150).output();
+    let done = Run::new("nsenter", words).plain().with_arg(tiexecctl()).output();
     let reasons = of_file(&json(&done), "/mnt/file")["rest"].to_string();
     assert!(reasons.contains("foreign_filesystem"), "{done}");
     held.finish().assert_code(7);

@@ -27,14 +27,14 @@ fn within(mib: u64, command: &[&str], pid: i32) -> Done {
     let words = command.iter().copied().chain([pid.as_str()]);
     let run = Run::new(support::tiexecctl(), words).plain().behind(["prlimit", &limit]);
     // The largest possible examination takes half a minute of processor time.
-    run.limit(300).output()
+    run.output()
 }
 
 /// The attacker's program.
 fn attacker(public: &Public, args: &[&str]) -> Held {
     let path = public.add(&program("hostile/large", Kind::DynamicNoPie), "large", 0o755);
     // The examination of 100 TiB takes a second of processor time, and the processors may be busy.
-    Run::new(&path, args).plain().behind(ATTACKER).limit(300).hold()
+    Run::new(&path, args).plain().behind(ATTACKER).hold()
 }
 
 /// A directory of the attacker's.

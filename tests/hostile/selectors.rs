@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use support::attaching::{assert_switched, ctl, ok, switched};
 use support::child::{eventually, tool};
-use support::machine::Machine;
+use support::machine::Groups;
 use support::{Held, Kind, Public, Run, installed, is_root, program, require};
 
 use super::ATTACKER;
@@ -163,8 +163,8 @@ fn programs_that_were_replaced_or_removed() {
 #[test]
 fn a_unit_of_the_same_name_of_a_users_own() {
     require!(needs(), "cgroups need root");
-    let mut machine = Machine::lock();
-    let top = machine.slice_of_units();
+    let mut cgroups = Groups::new();
+    let top = cgroups.slice_of_units();
     require!(top.is_some(), "no cgroup can be made where the names of units are taken from");
     let top = top.expect("just looked");
     let unit = format!("tiexec-test-{}.service", std::process::id());
@@ -204,4 +204,41 @@ fn a_unit_of_the_same_name_of_a_users_own() {
             eventually("it is empty", || !group.exists() || std::fs::remove_dir(group).is_ok());
         }
     }
+}
+
+/// Attaches to a program for a second, ends it, and gives its ID to the next one, which is attached to for good. Prints how many
+/// copies the second one has once the revert of the first is over.
+const SAME_ID: &str = r#"
+    mkfifo in
+    exec 3<>in
+    begin() {
+        "$program" <&3 >out 2>&1 &
+        until grep -q ready out; do sleep 0.05; done
+    }
+    begin
+    first=$!
+    "$tiexecctl" attach -q --backing=image --for=1s $first
+    kill -9 $first
+    wait $first || true
+    : >out
+    echo $((first - 1)) >/proc/sys/kernel/ns_last_pid
+    begin
+    [ $! = $first ]
+    "$tiexecctl" attach -q --backing=image $!
+    while grep -qs started-a[t] /proc/[0-9]*/cmdline; do sleep 0.05; done
+    grep -c tiexec: /proc/$!/maps
+    kill -9 $!"#;
+
+/// A process that gets the ID of one whose revert is scheduled is another process.
+#[test]
+fn a_process_with_the_id_of_one_to_be_reverted() {
+    let chooses = Path::new("/proc/sys/kernel/ns_last_pid").exists();
+    require!(needs() && chooses, "root; a kernel with CONFIG_CHECKPOINT_RESTORE");
+    let dir = tempfile::tempdir().expect("a directory");
+    let front = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
+    let run = Run::new("sh", ["-ec", SAME_ID]).plain().cwd(dir.path()).behind(front);
+    let run = run.env("program", program("hold", Kind::DynamicNoPie));
+    let done = run.env("tiexecctl", support::tiexecctl()).output();
+    done.assert_code(0);
+    assert_ne!(done.out().trim(), "0", "{done}");
 }

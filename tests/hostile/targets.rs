@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use support::attaching::{Before, assert_untouched, ctl, json, ok, switched};
 use support::child::{eventually, state};
-use support::machine::{Machine, freezer, memory_controller};
+use support::machine::{Groups, freezer, memory_controller};
 use support::smaps::status_field;
 use support::{
     Done, Held, Kind, Public, Run, installed, is_root, program, require, require_of_machine,
@@ -159,13 +159,13 @@ fn a_family_shares_its_image_and_nobody_else_does() {
 #[test]
 fn processes_of_two_memory_cgroups_share_no_image() {
     require!(needs(), "{NEEDS}");
-    let mut machine = Machine::lock();
+    let mut cgroups = Groups::new();
     let controller = memory_controller();
     require!(controller.is_some(), "no memory controller");
     let (parent, _limit) = controller.expect("just looked");
     let (_public, copy, _tool) = place("hold");
     let [one, other] = [(); 2].map(|()| {
-        let group = machine.group(&parent).expect("a cgroup");
+        let group = cgroups.group(&parent).expect("a cgroup");
         let script = format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display());
         Run::new(&copy, ["7"]).plain().behind_sh(&script).behind(ATTACKER).hold()
     });
@@ -177,8 +177,8 @@ fn processes_of_two_memory_cgroups_share_no_image() {
 
 fn frozen(unified: bool) {
     require!(needs(), "{NEEDS}");
-    let mut machine = Machine::lock();
-    let found = freezer(&mut machine, unified);
+    let mut cgroups = Groups::new();
+    let found = freezer(&mut cgroups, unified);
     require!(found.is_some(), "no freezer");
     let (group, [switch, state_file], [freeze, thaw, settled]) = found.expect("just looked");
     let (_public, copy, _tool) = place("hold");
@@ -223,11 +223,11 @@ fn one_that_a_cgroup_v2_has_frozen() {
 #[test]
 fn one_of_a_cgroup_whose_members_are_killed_together() {
     require!(needs(), "{NEEDS}");
-    let mut machine = Machine::lock();
+    let mut cgroups = Groups::new();
     let unified = memory_controller().filter(|(_, limit)| *limit == "memory.max");
     require_of_machine!(unified.is_some(), "no memory controller of cgroup v2 (guests have it)");
     let (parent, limit) = unified.expect("just looked");
-    let group = machine.group(&parent).expect("a cgroup");
+    let group = cgroups.group(&parent).expect("a cgroup");
     std::fs::write(group.join("memory.oom.group"), "1").expect("Linux 4.19");
     std::fs::write(group.join(limit), (256_u64 << 20).to_string()).expect("a limit");
     let (_public, copy, _tool) = place("hold");
@@ -262,11 +262,11 @@ fn one_of_a_cgroup_whose_members_are_killed_together() {
 #[test]
 fn one_of_a_cgroup_that_is_at_its_limit() {
     require!(needs(), "{NEEDS}");
-    let mut machine = Machine::lock();
+    let mut cgroups = Groups::new();
     let controller = memory_controller();
     require!(controller.is_some(), "no memory controller");
     let (parent, limit) = controller.expect("just looked");
-    let group = machine.group(&parent).expect("a cgroup");
+    let group = cgroups.group(&parent).expect("a cgroup");
     std::fs::write(group.join(limit), (160_u64 << 20).to_string()).expect("a limit");
     let (_public, copy, _tool) = place("hold");
     let script = format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display());
@@ -275,7 +275,7 @@ fn one_of_a_cgroup_that_is_at_its_limit() {
     let pid = held.pid();
     let before = Before::of(pid);
     let fill = "while :; do head -c 170m /dev/zero | tail -c 170m >/dev/null; done";
-    let filler = member(Run::new("sh", ["-c", fill])).limit(300).start();
+    let filler = member(Run::new("sh", ["-c", fill])).start();
     let unified = limit == "memory.max";
     let events = group.join(if unified { "memory.events" } else { "memory.oom_control" });
     eventually("somebody is killed", || {

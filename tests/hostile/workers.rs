@@ -6,7 +6,7 @@ use std::path::Path;
 
 use support::attaching::{attach, attach_run, ctl, ok, revert, switched};
 use support::child::state;
-use support::machine::{Machine, memory_controller};
+use support::machine::{Groups, memory_controller};
 use support::smaps::children;
 use support::{Kind, Public, Run, installed, is_root, program, require};
 
@@ -52,8 +52,8 @@ fn code_that_never_ends() {
     let public = Public::new();
     let copy = public.add(&program("hostile/spins", Kind::DynamicPie), "spins", 0o755);
     for round in 0..5 {
-        let held = Run::new(&copy, [""; 0]).plain().behind(ATTACKER).limit(120).hold();
-        let mut attaching = attach_run(held.pid()).limit(60).start();
+        let held = Run::new(&copy, [""; 0]).plain().behind(ATTACKER).hold();
+        let mut attaching = attach_run(held.pid()).start();
         let mut names = BTreeSet::new();
         while !attaching.has_ended() {
             names.extend(called_below(attaching.pid()));
@@ -131,11 +131,11 @@ fn shared_memory(group: &Path) -> u64 {
 #[test]
 fn copies_are_charged_to_the_process_and_bounded_by_its_limit() {
     require!(needs(), "cgroups need root");
-    let mut machine = Machine::lock();
+    let mut cgroups = Groups::new();
     let controller = memory_controller();
     require!(controller.is_some(), "no memory controller");
     let (parent, limit) = controller.expect("just looked");
-    let group = machine.group(&parent).expect("a cgroup");
+    let group = cgroups.group(&parent).expect("a cgroup");
     let public = Public::new();
     let copy = public.add(&program("hold", Kind::DynamicNoPie), "hold", 0o755);
     let held = inside(&group, Run::new(&copy, ["7"]).plain()).behind(ATTACKER).hold();
@@ -159,24 +159,24 @@ fn copies_are_charged_to_the_process_and_bounded_by_its_limit() {
 #[test]
 fn copies_are_charged_from_a_container_too() {
     require!(needs() && installed("unshare").is_some(), "cgroups need root");
-    let mut machine = Machine::lock();
+    let mut cgroups = Groups::new();
     let controller = memory_controller();
     require!(controller.is_some(), "no memory controller");
     let (top, _) = controller.expect("just looked");
     // The groups do not lie directly below the hierarchy's root, from which all paths would be valid.
-    let parent = machine.group(&top).expect("a cgroup");
+    let parent = cgroups.group(&top).expect("a cgroup");
     let unified = parent.join("cgroup.subtree_control");
     if unified.exists() {
         std::fs::write(unified, "+memory").expect("an own cgroup");
     }
-    let [theirs, ours] = [(); 2].map(|()| machine.group(&parent).expect("a cgroup"));
+    let [theirs, ours] = [(); 2].map(|()| cgroups.group(&parent).expect("a cgroup"));
     let public = Public::new();
     public.add(&program("hold", Kind::DynamicNoPie), "hold", 0o755);
     let before = [shared_memory(&theirs), shared_memory(&ours)];
     let words = ["--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-ec", NODE];
     let run = Run::new("unshare", words).plain().with_arg("sh").with_arg(public.path());
     let run = run.with_arg(&top).with_arg(&theirs).with_arg(&ours);
-    let mut held = run.with_arg(support::tiexecctl()).limit(120).start();
+    let mut held = run.with_arg(support::tiexecctl()).start();
     held.wait_line("attached");
     let charged = [shared_memory(&theirs), shared_memory(&ours)];
     let done = held.finish();

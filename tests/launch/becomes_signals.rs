@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use support::child::{eventually, state};
+use support::extent::rounds;
 use support::{Kind, Prep, Random, Run, program};
 
 /// The signal lines of `identity`.
@@ -78,7 +79,7 @@ fn storm<T>(pid: i32, signals: &[i32], during: impl FnOnce() -> T) -> T {
 
 #[test]
 fn a_storm_of_ignored_signals_during_the_launch_changes_nothing() {
-    for round in 0..20 {
+    for round in 0..rounds(8) {
         let kind = [Kind::DynamicPie, Kind::StaticNoPie][round % 2];
         let mut held = Run::new(program("hold", kind), ["9"]).start();
         storm(held.pid(), &[libc::SIGWINCH, libc::SIGCHLD, libc::SIGURG, libc::SIGCONT], || {
@@ -93,7 +94,7 @@ fn a_storm_of_ignored_signals_during_the_launch_changes_nothing() {
 fn signals_queued_during_the_launch_arrive_once_and_in_order() {
     let rt = libc::SIGRTMIN() + 2;
     let mut random = Random::new();
-    for _ in 0..10 {
+    for _ in 0..rounds(6) {
         let run = Run::new(program("pending", Kind::DynamicPie), [""; 0])
             .prep(Prep::Block(libc::SIGUSR1))
             .prep(Prep::Block(rt));
@@ -120,7 +121,7 @@ fn signals_queued_during_the_launch_arrive_once_and_in_order() {
 #[test]
 fn a_launch_can_be_stopped_and_continued_at_any_moment() {
     let mut random = Random::new();
-    for _ in 0..40 {
+    for _ in 0..rounds(12) {
         let mut held = Run::new(program("hold", Kind::DynamicPie), ["6"]).start();
         random.spin(6000);
         held.signal(libc::SIGSTOP);

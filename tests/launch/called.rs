@@ -56,7 +56,7 @@ fn the_helper_of_a_launch() {
     let hold = program("hold", Kind::DynamicPie);
     let sh = std::fs::canonicalize("/bin/sh").expect("a shell");
     // The helper stays until the shell has become the program.
-    let script = format!("echo begun; read go; exec {} 7", hold.display());
+    let script = format!("echo begun; read go; exec '{}' 7", hold.display());
     let word = format!("helper-{}", std::process::id());
     let run = Run::new("sh", ["-c", &script, &word])
         .options([format!("--until-exec={}", hold.display())]);
@@ -102,8 +102,7 @@ fn short(dir: &Path, options: &[&str], environment: &[(&str, &str)]) -> Held {
     command.arg0("t").args(options).arg("./a").current_dir(dir);
     command.env_clear().envs(environment.iter().copied());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut held =
-        Held::spawn(command, "t ./a".to_owned(), std::time::Duration::from_secs(40), true);
+    let mut held = Held::spawn(command, "t ./a".to_owned(), support::child::LONGEST, true);
     held.wait_line("ready");
     held
 }

@@ -81,12 +81,12 @@ fn an_executable_on_tmpfs() {
     let at = at.to_string_lossy();
     assert_treated(&in_mounts(
         &public,
-        "mount -t tmpfs -o mode=755 tmpfs $D; cp $P $D/program",
+        "mount -t tmpfs -o mode=755 tmpfs $D; cp \"$P\" $D/program",
         &at,
     ));
     assert_treated(&in_mounts(
         &public,
-        "mount -t tmpfs -o mode=755,huge=always tmpfs $D; cp $P $D/program",
+        "mount -t tmpfs -o mode=755,huge=always tmpfs $D; cp \"$P\" $D/program",
         &at,
     ));
 }
@@ -97,7 +97,7 @@ fn an_executable_on_overlayfs() {
     let public = Public::new();
     let at = public.path().join("mnt/program");
     let at = at.to_string_lossy();
-    let overlay = "mkdir -p $D.l $D.u $D.w; cp $P $D.l/program; mount -t overlay -o lowerdir=$D.l,upperdir=$D.u,workdir=$D.w overlay $D";
+    let overlay = "mkdir -p $D.l $D.u $D.w; cp \"$P\" $D.l/program; mount -t overlay -o lowerdir=$D.l,upperdir=$D.u,workdir=$D.w overlay $D";
     let run = in_mounts(&public, overlay, &at);
     require!(
         run.plain().hold().finish().status.code() == Some(7),
@@ -113,7 +113,7 @@ fn an_executable_on_a_read_only_and_nodev_nosuid_mount() {
     require!(is_root(), "mounting needs root");
     let public = Public::new();
     let at = public.path().join("mnt/program");
-    let script = "mount -t tmpfs -o mode=755 tmpfs $D; cp $P $D/program; mount -o remount,ro,nosuid,nodev $D";
+    let script = "mount -t tmpfs -o mode=755 tmpfs $D; cp \"$P\" $D/program; mount -o remount,ro,nosuid,nodev $D";
     assert_treated(&in_mounts(&public, script, &at.to_string_lossy()));
 }
 
@@ -124,7 +124,7 @@ fn an_executable_on_a_noexec_mount_is_the_same_error() {
     let at = public.path().join("mnt/program");
     let run = in_mounts(
         &public,
-        "mount -t tmpfs -o noexec,mode=755 tmpfs $D; cp $P $D/program",
+        "mount -t tmpfs -o noexec,mode=755 tmpfs $D; cp \"$P\" $D/program",
         &at.to_string_lossy(),
     );
     let (env, done) = (run.through_env().output(), run.output());
@@ -149,7 +149,7 @@ fn noexec_temporary_directories_do_not_matter() {
 fn a_world_without_dev_run_tmp_and_sys() {
     require!(is_root(), "mounting needs root");
     let public = Public::new();
-    let script = "mkdir $D.root; mount -t tmpfs -o mode=755 tmpfs $D.root; cd $D.root; mkdir proc bin; cp $P bin/program; cp $T bin/tiexec; \
+    let script = "mkdir $D.root; mount -t tmpfs -o mode=755 tmpfs $D.root; cd $D.root; mkdir proc bin; cp \"$P\" bin/program; cp \"$T\" bin/tiexec; \
                   for d in usr lib lib64; do [ -e /$d ] && mkdir $d && mount --rbind /$d $d; done; mount --rbind /proc proc";
     let script = format!("mount --make-rprivate /; {script}; exec chroot $D.root \"$@\"");
     let run = Run::new("/bin/program", ["7"])

@@ -162,7 +162,7 @@ fn a_privileged_program_in_an_unprivileged_tree_keeps_its_privileges() {
     let public = Public::new();
     let uids = public.add(&program("uids", Kind::DynamicPie), "uids", 0o4755);
     let hold = support::warm::small(&program("hold", Kind::DynamicPie), public.path());
-    let script = format!("{} && exit 1; {} 5", uids.display(), hold.display());
+    let script = format!("'{}' && exit 1; '{}' 5", uids.display(), hold.display());
     let run = followed("sh", &["-c", &script]).binary(public.tiexec());
     let run = run.behind(["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]);
     let mut held = run.start();
@@ -185,7 +185,7 @@ fn a_privileged_program_in_an_unprivileged_tree_keeps_its_privileges() {
 fn the_companion_may_be_killed_at_any_moment() {
     let mut random = Random::new();
     let descend = program("descend", Kind::DynamicPie);
-    for _ in 0..8 {
+    for _ in 0..support::extent::rounds(4) {
         let copy = small("hold", Kind::DynamicPie);
         let path = copy.path().to_string_lossy().into_owned();
         let mut held = followed(&descend, &["fork", &path, "7"]).env(MARK, &path).start();
@@ -210,7 +210,7 @@ fn a_program_that_hardly_runs_goes_on() {
         let mut command = std::process::Command::new("sh");
         command.args(["-c", "while :; do :; done"]).spawn().expect("sh")
     };
-    for _ in 0..4 {
+    for _ in 0..support::extent::rounds(2) {
         let copy = small("hold", Kind::DynamicPie);
         let mut loops: Vec<_> = (0..8).map(|_| busy()).collect();
         let args = ["fork", "/usr/bin/env", "chrt", "-i", "0", &copy.path().to_string_lossy(), "7"];
@@ -281,7 +281,8 @@ fn without_perf() {
     let descend = program("descend", Kind::DynamicPie);
     let copy = small("hold", Kind::DynamicPie);
     let run = followed(&descend, &["spawn", &copy.path().to_string_lossy(), "7"]);
-    let mut held = run.env("LD_PRELOAD", &library).env(MARK, copy.path()).start();
+    let mut held =
+        run.env("LD_PRELOAD", support::without_blanks(&library)).env(MARK, copy.path()).start();
     wait_switched(&mut held);
     let companion = companion(&copy.path().to_string_lossy()).expect("it is there");
     held.write(b"\n");
@@ -296,7 +297,7 @@ fn without_perf() {
 fn an_attach_follows_what_is_there_and_what_comes() {
     let descend = program("descend", Kind::DynamicPie);
     let (first, second) = (small("hold", Kind::DynamicPie), small("hold", Kind::DynamicPie));
-    let script = format!("{} 7; {} 5", first.path().display(), second.path().display());
+    let script = format!("'{}' 7; '{}' 5", first.path().display(), second.path().display());
     let mut held = Run::new(&descend, ["fork", "/bin/sh", "-c", &script]).plain().start();
     held.wait_line("ready");
     let child = held.said_pid();

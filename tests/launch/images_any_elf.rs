@@ -52,7 +52,7 @@ fn position_independent_programs_at_every_address() {
 #[test]
 fn the_interpreter_of_a_script_is_treated() {
     let dir = tempfile::tempdir().expect("a directory");
-    let interpreter = program("hold", Kind::DynamicPie);
+    let interpreter = support::without_blanks(&program("hold", Kind::DynamicPie));
     let script = dir.path().join("script");
     write_program(&script, format!("#!{} 7\n", interpreter.display()).as_bytes(), 0o755);
     assert_treated(&Run::new(&script, ["rest"]));

@@ -1,7 +1,7 @@
 //! Real programs run as without TiExec, and every whole huge page inside their text is PMD-mapped when their main runs.
 
 use support::first_output::held_at_first_output;
-use support::{BUSY_NODE, Coverage, Run, installed, require};
+use support::{BUSY_NODE, Coverage, Fresh, Run, installed, require};
 
 fn assert_covered(run: &Run) -> Coverage {
     let plain = run.plain().output();
@@ -18,14 +18,12 @@ fn assert_covered(run: &Run) -> Coverage {
 
 #[test]
 fn node_has_24_mib_of_huge_text() {
-    require!(installed("node").is_some(), "no node on PATH");
+    let node = Fresh::installed("node");
+    require!(node.is_some(), "no node on PATH");
+    let node = node.expect("just looked");
     let script = "console.log('pid '+process.pid);console.log('ready');\
                   process.stdin.on('data',()=>{}).on('end',()=>process.exit(13))";
-    // With a report, a helper maps all of the text. Otherwise, if node's file is warm, the kernel maps only the parts
-    // that node has used.
-    let dir = tempfile::tempdir().expect("a directory");
-    let report = format!("--report={}", dir.path().join("report").display());
-    let mut held = Run::new("node", ["-e", script]).options([report]).start();
+    let mut held = Run::new(node.path(), ["-e", script]).start();
     held.wait_line("ready");
     let coverage = held.coverage();
     assert!(coverage.is_full(), "{coverage:?}");
@@ -46,8 +44,13 @@ fn node_works_under_load() {
 
 #[test]
 fn go_programs() {
-    require!(installed("go").is_some(), "no go on PATH");
-    assert_covered(&Run::new("go", ["version"]));
+    let go = Fresh::installed("go");
+    require!(go.is_some(), "no go on PATH");
+    // Go finds its own files beside its program, or by this variable.
+    let root = support::child::tool(&["go", "env", "GOROOT"]);
+    let root = String::from_utf8_lossy(&root.stdout).trim().to_owned();
+    let go = go.expect("just looked");
+    assert_covered(&Run::new(go.path(), ["version"]).env("GOROOT", root));
 }
 
 #[test]
@@ -58,19 +61,21 @@ fn the_biggest_go_program_of_this_machine() {
         ("docker", &["--version"]),
         ("terraform", &["version"]),
     ];
-    let found: Vec<_> = known.into_iter().filter(|(name, _)| installed(name).is_some()).collect();
+    let found = known.into_iter().filter_map(|(name, args)| Some((Fresh::installed(name)?, args)));
+    let found: Vec<_> = found.take(2).collect();
     require!(!found.is_empty(), "no big Go program on PATH");
-    for (name, args) in found.into_iter().take(2) {
-        let coverage = assert_covered(&Run::new(name, args));
+    for (copy, args) in found {
+        let (name, coverage) =
+            (copy.path().display(), assert_covered(&Run::new(copy.path(), args)));
         assert!(coverage.huge >= 8 << 20, "{name}: {coverage:?}");
     }
 }
 
 #[test]
 fn prometheus() {
-    require!(installed("prometheus").is_some(), "no prometheus on PATH");
-    let run = Run::new("prometheus", ["--version"]);
-    assert_covered(&run);
+    let copy = Fresh::installed("prometheus");
+    require!(copy.is_some(), "no prometheus on PATH");
+    assert_covered(&Run::new(copy.expect("just looked").path(), ["--version"]));
 }
 
 #[test]
@@ -90,13 +95,11 @@ fn go_with_many_threads() {
 
 #[test]
 fn python() {
-    require!(installed("python3").is_some(), "no python3 on PATH");
-    let python = ["/usr/bin/python3", "python3"]
-        .into_iter()
-        .find(|p| std::path::Path::new(p).exists())
-        .unwrap_or("python3");
+    let python = support::programs::python();
+    require!(python.is_some(), "no Python of the distribution's");
+    let python = python.expect("just looked");
     let script = "import sys, zlib; sys.stdout.write('%x\\n' % zlib.crc32(bytes(range(256)) * 5000)); sys.stdout.flush()";
-    let run = Run::new(python, ["-c", script]);
+    let run = Run::new(python.path(), ["-c", script]);
     let (plain, done) = (run.plain().output(), run.output());
     done.assert_code(0).assert_silent();
     assert_eq!(done.out(), plain.out());
@@ -114,8 +117,9 @@ fn the_c_compiler() {
     let source = dir.path().join("a.c");
     std::fs::write(&source, "int f(int a) { return a * 3; }\n").expect("a source file");
     let source: std::ffi::OsString = source.into();
+    let copy = Fresh::small_for_good(std::path::Path::new(&cc1)).expect("just looked");
     let run = Run::new(
-        &cc1,
+        copy.path(),
         ["-quiet".into(), source, "-O2".into(), "-o".into(), std::ffi::OsString::from("-")],
     );
     let coverage = assert_covered(&run);

@@ -8,10 +8,20 @@ use support::{Kind, Run, busy_java, program, require};
 
 #[test]
 fn a_library_loaded_later_at_a_launch() {
+    loaded_later("later");
+}
+
+/// `/proc/PID/maps` of such a program may contradict itself. TiExec then reads it again.
+#[test]
+fn a_library_loaded_while_mappings_change_all_the_time() {
+    loaded_later("churn");
+}
+
+fn loaded_later(mode: &str) {
     let dir = tempfile::tempdir().expect("a directory");
     let library = library(dir.path()).to_string_lossy().into_owned();
     let late = program("late", Kind::DynamicPie);
-    let run = Run::new(late, ["later", &library]).options(["--settle=100s", "--backing=image"]);
+    let run = Run::new(late, [mode, &library]).options(["--settle=100s", "--backing=image"]);
     let mut held = run.hold();
     held.wait_line("loaded");
     let (pid, before) = (held.pid(), 4 << 20);

@@ -7,11 +7,13 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::follow::{MARK, companion};
-use support::attaching::{ctl, revert, switched};
+use support::attaching::{ctl_named, revert, switched};
 use support::child::{self, Held, eventually, soon};
 use support::pty::Pty;
 use support::smaps::{Vma, children, vmas};
-use support::{Kind, Prep, Run, busy_java, installed, is_root, program, require, warm};
+use support::{
+    Fresh, Kind, Pinned, Prep, Run, busy_java, installed, is_root, program, require, warm,
+};
 
 /// A library with this many MiB of text, in the page cache in small folios.
 fn library(dir: &Path, mib: u32) -> PathBuf {
@@ -66,16 +68,11 @@ fn line_of(journal: &UnixDatagram) -> String {
     }
 }
 
-/// Runs the commands of a fix, before and after `; for later starts: `.
-fn fixes(line: &str) -> (Vec<String>, Vec<String>) {
+/// Returns the commands of a fix, before and after `; for later starts: `.
+fn fixes(line: &str) -> (&str, &str) {
     let (_, fix) = line.split_once("; fix: ").unwrap_or_else(|| panic!("no fix: {line}"));
     let (now, later) = fix.split_once("; for later starts: ").expect("two commands");
-    let later = later.strip_prefix("once it has ended, ").unwrap_or(later);
-    let words = |command: &str| {
-        let command = command.strip_prefix("tiexecctl ").expect("a command of ours");
-        command.split(' ').map(str::to_owned).collect::<Vec<_>>()
-    };
-    (words(now), words(later))
+    (now, later.strip_prefix("once it has ended, ").unwrap_or(later))
 }
 
 #[test]
@@ -98,14 +95,12 @@ fn a_program_that_a_shell_executes() {
 
 #[test]
 fn node_behind_a_shell() {
-    let node = installed("node");
+    let node = Fresh::installed("node");
     require!(node.is_some(), "no node");
     let node = node.expect("just looked");
-    let script = format!(
-        "exec {} -e 'const t=Date.now(); while (Date.now()-t<300); console.log(\"ready\"); process.stdin.once(\"data\", () => process.exit(7))'",
-        node.display()
-    );
-    let mut held = Run::new("sh", ["-c", &script]).hold();
+    let script = "exec \"$0\" -e 'const t=Date.now(); while (Date.now()-t<300); console.log(\"ready\"); process.stdin.once(\"data\", () => process.exit(7))'";
+    let args = ["-c".as_ref(), script.as_ref(), node.path().as_os_str()];
+    let mut held = Run::new("sh", args).hold();
     let pid = held.pid();
     eventually("its text is huge", || vmas(pid).iter().map(Vma::huge).sum::<u64>() >= 8 << 20);
     held.write(b"\n");
@@ -117,14 +112,13 @@ fn a_warm_library_that_is_loaded_later() {
     let dir = warm::directory();
     require!(warm::has_large_folios(dir.path()), "this file system has no large folios");
     let library = library(dir.path(), 6);
-    warm::unless_reclaimed(|| {
-        warm::warm(&[], &[&library]);
-        let mut held = loads(&library).start();
-        held.wait_line("loaded");
-        let pid = held.pid();
-        assert!(soon(|| huge_of(pid, &library) >= 4 << 20), "{} bytes", huge_of(pid, &library));
-        end(held);
-    });
+    warm::warm(&[], &[&library]);
+    let _pinned = Pinned::new(&library);
+    let mut held = loads(&library).start();
+    held.wait_line("loaded");
+    let pid = held.pid();
+    assert!(soon(|| huge_of(pid, &library) >= 4 << 20), "{} bytes", huge_of(pid, &library));
+    end(held);
 }
 
 #[test]
@@ -133,7 +127,7 @@ fn java() {
     require!(java.is_some(), "no JDK");
     let (java, dir) = java.expect("just looked");
     let args = ["-cp", &dir.path().to_string_lossy(), "Busy"];
-    let held = Run::new(java, args).limit(120).hold();
+    let held = Run::new(java, args).hold();
     let pid = held.pid();
     let jvm = |vma: &Vma| vma.path.contains("libjvm.so");
     let huge = || vmas(pid).iter().filter(|vma| jvm(vma)).map(Vma::huge).sum::<u64>();
@@ -152,7 +146,7 @@ fn text_that_is_left_and_what_makes_it_huge() {
     // TiExec writes the line once a day for each program.
     let late = dir.path().join("late");
     support::install(&program("late", Kind::DynamicPie), &late, 0o755);
-    let run = Run::new(&late, ["busy".as_ref(), library.as_os_str()]).limit(120);
+    let run = Run::new(&late, ["busy".as_ref(), library.as_os_str()]);
     let mut held = run.start();
     held.wait_line("loaded");
     let pid = held.pid();
@@ -160,18 +154,17 @@ fn text_that_is_left_and_what_makes_it_huge() {
     assert!(line.contains(" MiB text stay on base pages: "), "{line}");
     assert_eq!(huge_of(pid, &library), 0, "{line}");
     let (now, later) = fixes(&line);
-    ctl(&now).assert_code(0);
+    ctl_named(now).assert_code(0);
     assert!(huge_of(pid, &library) >= 60 << 20, "{line}: {} bytes", huge_of(pid, &library));
     end(held);
-    warm::unless_reclaimed(|| {
-        ctl(&later).assert_code(0);
-        let mut held = run.start();
-        held.wait_line("loaded");
-        let pid = held.pid();
-        let is_huge = soon(|| huge_of(pid, &library) >= 60 << 20);
-        assert!(is_huge, "{line}: {} bytes", huge_of(pid, &library));
-        end(held);
-    });
+    ctl_named(later).assert_code(0);
+    let _pinned = Pinned::new(&library);
+    let mut held = run.start();
+    held.wait_line("loaded");
+    let pid = held.pid();
+    let is_huge = soon(|| huge_of(pid, &library) >= 60 << 20);
+    assert!(is_huge, "{line}: {} bytes", huge_of(pid, &library));
+    end(held);
 }
 
 #[test]
@@ -181,7 +174,7 @@ fn the_line_comes_to_a_terminal_once_a_day_and_to_no_pipe() {
     let library = library(dir.path(), 70);
     let journal = journal();
     let mut pty = Pty::new();
-    let run = loads(&library).prep(Prep::Terminal).same_group().limit(120);
+    let run = loads(&library).prep(Prep::Terminal).same_group();
     let tty = pty.slave_fd();
     let held = run.stdio([tty, tty, tty]).start();
     // The terminal folds it.
@@ -193,9 +186,10 @@ fn the_line_comes_to_a_terminal_once_a_day_and_to_no_pipe() {
     held.finish().assert_code(7);
     // The next start on that day, and a start whose standard error is a pipe, are silent.
     journal.set_read_timeout(Some(Duration::from_secs(1))).expect("a time limit");
-    let mut held = loads(&library).start();
+    // The companion looks at the program ten seconds after its last change, on this clock after one.
+    let mut held = loads(&library).env("TIEXEC_TEST_CLOCK", "10").start();
     held.wait_line("loaded");
-    std::thread::sleep(Duration::from_secs(12));
+    std::thread::sleep(Duration::from_secs(3));
     end(held);
     let mut record = [0; 4096];
     while let Ok(len) = journal.recv(&mut record) {

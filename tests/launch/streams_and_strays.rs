@@ -25,7 +25,7 @@ fn a_full_stderr_does_not_hold_the_program() {
         (&[], "bogus=1"),
     ] {
         let run = ran().options(options).env("TIEXEC", environment).behind(["python3", "-c", fill]);
-        let done = run.limit(20).output();
+        let done = run.output();
         done.assert_code(7);
         assert_eq!(done.out(), "ran\n");
     }
@@ -59,7 +59,7 @@ fn a_report_to_a_fifo_that_nobody_reads_is_no_report() {
     let fifo = dir.path().join("fifo");
     assert!(support::child::tool(&["mkfifo", &fifo.to_string_lossy()]).status.success());
     let option = format!("--report={}", fifo.display());
-    let done = ran().options([option.as_str()]).limit(20).output();
+    let done = ran().options([option.as_str()]).output();
     done.assert_code(7);
     assert!(done.err().starts_with("tiexec: cannot write the report to "), "{done}");
     assert!(done.err().ends_with("; fix: name another file in --report\n"), "{done}");
@@ -99,7 +99,7 @@ fn an_exec_from_another_thread_leaves_no_helper_behind() {
     for _ in 0..10 {
         let argv = [exits.as_os_str(), "code".as_ref(), "7".as_ref()];
         // The output ends when the last holder of stderr has gone. A stray helper would hold it.
-        let done = Run::new(&front, argv).options(["--until-exec=exits"]).limit(20).output();
+        let done = Run::new(&front, argv).options(["--until-exec=exits"]).output();
         done.assert_code(7);
         assert_eq!(done.out(), "ran\n", "{done}");
         assert!(!done.err().contains("ended"), "{done}");

@@ -62,13 +62,18 @@ fn under_gdb() {
         "run",
         "--args",
     ];
-    let run = Run::new(program("exits", Kind::StaticNoPie), ["code", "7"]);
+    // Without a shell, gdb takes a blank for the end of an argument.
+    let (tool, exits) = (support::without_blanks(support::tiexec()), |kind| {
+        support::without_blanks(&program("exits", kind))
+    });
+    let run = Run::new(exits(Kind::StaticNoPie), ["code", "7"]).binary(&tool);
     let done = run.options(["--backing=image"]).behind(gdb).output();
     done.assert_code(0);
     assert!(done.out().contains("exited with code 07"), "{done}");
     assert!(done.out().contains("ran"), "{done}");
     assert!(done.err().contains("already_traced"), "{done}");
-    let done = Run::new(program("exits", Kind::DynamicPie), ["signal", "11"]).behind(gdb).output();
+    let done =
+        Run::new(exits(Kind::DynamicPie), ["signal", "11"]).binary(&tool).behind(gdb).output();
     assert!(done.out().contains("SIGSEGV"), "{done}");
 }
 

@@ -204,7 +204,7 @@ fn what_the_program_has_written_to_is_left() {
 fn the_page_cache_serves_edges_and_gives_them_back() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     // A program that is not position-independent is congruent at its own address.
-    let copy = Fresh::copy(&program("own_image", Kind::StaticNoPie));
+    let copy = Fresh::copy(&program("own_image", Kind::StaticNoPie)).pinned();
     let mut held = held(&copy);
     let pid = held.pid();
     assert_eq!(ask(&mut held, "protect"), "ok");
@@ -229,7 +229,8 @@ fn the_page_cache_serves_edges_and_gives_them_back() {
 #[test]
 fn a_launch_is_reverted() {
     for kind in [Kind::SeedNoPie, Kind::DynamicPie, Kind::StaticPie] {
-        let run = Run::new(program("own_image", kind), NONE);
+        let copy = small("own_image", kind).pinned();
+        let run = Run::new(copy.path(), NONE);
         let mut plain = hold(&run.plain());
         let mut held = hold(&run.options(["--backing=image", "--edges=pad", "--deadline=2m"]));
         let pid = held.pid();
@@ -271,7 +272,8 @@ fn neighbours_that_come_and_go_lose_nothing() {
     let before = Before::of(pid);
     assert_eq!(ask(&mut held, "neighbours 400000 5fe000"), "2");
     let (mut taken, mut left) = (0, 0);
-    for _ in 0..60 {
+    let rounds = support::extent::rounds(20);
+    for _ in 0..rounds {
         let done = attach(pid, "image", "pad");
         let pad = huge_ranges(pid).first().is_some_and(|range| range.0 == 0x40_0000);
         if pad {
@@ -291,8 +293,8 @@ fn neighbours_that_come_and_go_lose_nothing() {
         assert_eq!(switched(pid), 0);
         eventually("the neighbours go on", || ask(&mut held, "told") != "0");
     }
-    println!("taken {taken} times, left {left} times");
-    assert!(left > 0, "the neighbours were never in the way: this test shows nothing");
+    println!("taken {taken} times");
+    support::extent::met(left, rounds, "the neighbours were in the way");
     assert_eq!(ask(&mut held, "check").parse::<u64>().map(|n| n > 6 << 20), Ok(true));
     drop(before);
     finish(held);

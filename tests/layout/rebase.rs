@@ -2,9 +2,9 @@
 //! linking, and its text lies on the page cache's huge folios.
 
 use std::path::Path;
-use std::process::Command;
 
 use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, assert_pagecache, huge_folios};
+use support::programs::build_go;
 use support::{Done, Fresh, Held, Kind, Report, Run, installed, program, require, write_program};
 
 /// The lines that do not name an address or a process.
@@ -24,7 +24,7 @@ fn hold_on_the_page_cache(run: &Run, file: &Path, rebased: bool) -> Held {
 }
 
 fn finds_itself(kind: Kind, rebased: bool) {
-    let copy = Fresh::copy(&program("rebased", kind));
+    let copy = Fresh::copy(&program("rebased", kind)).pinned();
     let run = Run::new(copy.path(), ["hold"]);
     let plain = run.plain().hold().finish();
     plain.assert_code(7);
@@ -66,7 +66,7 @@ fn linked_by_mold() {
 #[test]
 fn static_and_position_independent() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("rebased", Kind::StaticPie));
+    let copy = Fresh::copy(&program("rebased", Kind::StaticPie)).pinned();
     // The kernel may have chosen a congruent address.
     let report = Report::new();
     let held = report.of(&Run::new(copy.path(), ["hold"])).hold();
@@ -91,7 +91,7 @@ fn exceptions_are_caught() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     require!(Kind::CxxPie.can_build(), "no c++");
     for kind in [Kind::CxxPie, Kind::CxxStaticPie] {
-        let copy = Fresh::copy(&program("rebased_throw", kind));
+        let copy = Fresh::copy(&program("rebased_throw", kind)).pinned();
         let run = Run::new(copy.path(), [""; 0]);
         let plain = run.plain().hold().finish();
         plain.assert_code(7);
@@ -124,18 +124,10 @@ fn go() {
     }
     std::fs::write(dir.path().join("text_amd64.s"), go_text(5)).expect("a source");
     let built = dir.path().join("go_pie");
-    let output = Command::new(installed("go").expect("just found"))
-        .args(["build", "-buildmode=pie", "-o"])
-        .arg(&built)
-        .current_dir(dir.path())
-        .env("GOCACHE", support::files().join("go-cache"))
-        .envs([("CGO_ENABLED", "0"), ("GOFLAGS", "-mod=mod"), ("GOTOOLCHAIN", "local")])
-        .env("HOME", dir.path())
-        .output()
-        .expect("go");
-    require!(output.status.success(), "go build: {}", String::from_utf8_lossy(&output.stderr));
+    let complaint = build_go(dir.path(), &["-buildmode=pie"], &built).err().unwrap_or_default();
+    require!(complaint.is_empty(), "go build: {complaint}");
 
-    let copy = Fresh::copy(&built);
+    let copy = Fresh::copy(&built).pinned();
     let run = Run::new(copy.path(), [""; 0]);
     let plain = run.plain().hold().finish();
     plain.assert_code(7);
@@ -148,7 +140,7 @@ fn go() {
 /// Runs a private copy of an installed program, if it is position-independent. The launched and the plain program must
 /// print the same.
 fn real(path: &str, args: &[&str]) {
-    let copy = Fresh::copy(Path::new(path));
+    let copy = Fresh::copy(Path::new(path)).pinned();
     let run = Run::new(copy.path(), args);
     let plain = run.plain().output();
     plain.assert_code(0);
@@ -185,7 +177,7 @@ fn mariadbd() {
     real(path, &["--no-defaults", &datadir, "--user=root", "--help", "--verbose"]);
 
     // A working server, with tables, a function that the optimiser calls, and an index.
-    let copy = Fresh::copy(Path::new(path));
+    let copy = Fresh::copy(Path::new(path)).pinned();
     let share = "/usr/share/mysql";
     require!(Path::new(share).exists(), "no {share}");
     let script = dir.path().join("bootstrap.sql");
@@ -206,7 +198,7 @@ fn mariadbd() {
             "--silent-startup",
         ],
     );
-    let sh = format!("exec \"$@\" <{}", script.display());
+    let sh = format!("exec \"$@\" <'{}'", script.display());
     let report = Report::new();
     let done = report.of(&run.behind_sh(&sh)).output();
     done.assert_code(0);

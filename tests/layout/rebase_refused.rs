@@ -5,7 +5,6 @@ use std::path::Path;
 
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
 use support::smaps::vmas;
-use support::warm::unless_reclaimed;
 use support::{Fresh, Held, Kind, Prep, Report, Run, program, require};
 
 /// The number of a file's mappings in a process, and the bytes from the first to the end of the last.
@@ -19,10 +18,6 @@ fn extent(held: &Held, file: &Path) -> (usize, u64) {
 /// Asserts that the program is not moved because of `why`, that it runs from an image of its text, and that the attempt
 /// leaves nothing.
 fn copied_instead(run: &Run, file: &Path, why: &str) {
-    unless_reclaimed(|| copied_once(run, file, why));
-}
-
-fn copied_once(run: &Run, file: &Path, why: &str) {
     let plain = run.plain().hold();
     let (_, len) = extent(&plain, file);
     plain.finish().assert_code(7);
@@ -46,7 +41,7 @@ fn copied_once(run: &Run, file: &Path, why: &str) {
 #[test]
 fn too_little_address_space_for_two() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("much_data", Kind::DynamicPie));
+    let copy = Fresh::copy(&program("much_data", Kind::DynamicPie)).pinned();
     let run = Run::new(copy.path(), [""; 0]);
     let plain = run.plain().hold();
     let (_, len) = extent(&plain, copy.path());
@@ -60,7 +55,7 @@ fn too_little_address_space_for_two() {
 #[test]
 fn too_little_data_space_for_two() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("much_data", Kind::DynamicPie));
+    let copy = Fresh::copy(&program("much_data", Kind::DynamicPie)).pinned();
     let limit = Prep::Rlimit(libc::RLIMIT_DATA, 24 << 20);
     copied_instead(&Run::new(copy.path(), [""; 0]).prep(limit), copy.path(), "ENOMEM");
 }
@@ -70,7 +65,7 @@ fn refused(call: &str, why: &str) {
     let filter = program("seccomp_exec", Kind::DynamicPie);
     for kind in [Kind::DynamicPie, Kind::LldPie] {
         require!(kind.can_build(), "no linker for {kind:?}");
-        let copy = Fresh::copy(&program("rebased", kind));
+        let copy = Fresh::copy(&program("rebased", kind)).pinned();
         let run = Run::new(copy.path(), ["hold"]).behind([
             filter.as_os_str(),
             "errno=1".as_ref(),

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use support::attaching::{
-    Before, assert_untouched, attach, ctl, ctl_behind, held, is_switched, ok, small,
+    Before, assert_untouched, attach, ctl, ctl_behind, ctl_named, held, is_switched, ok, small,
 };
 use support::child::tool;
 use support::fresh::huge_folios;
@@ -14,9 +14,7 @@ use support::{Done, Fresh, Kind, Public, Run, installed, is_root, program, requi
 fn run_named(done: &Done, word: &str) -> Done {
     let said = done.out() + &done.err();
     let (_, named) = said.split_once(word).unwrap_or_else(|| panic!("no {word:?} in {said}"));
-    let mut words = named.lines().next().unwrap_or_default().split_whitespace();
-    assert_eq!(words.next(), Some("tiexecctl"), "{said}");
-    ctl(words)
+    ctl_named(named.lines().next().unwrap_or_default())
 }
 
 #[test]
@@ -76,9 +74,10 @@ fn mends(before: &str, command: &str, arguments: &[OsString]) -> String {
     let script = format!(
         r#"
         mount -t tmpfs -o mode=755 tmpfs /run
-        mkdir -p /etc/tiexec 2>/dev/null || {{ mount -t tmpfs tmpfs /etc; mkdir /etc/tiexec; }}
-        mount -t tmpfs -o mode=755 tmpfs /etc/tiexec
-        PATH={programs}:$PATH
+        mkdir /run/etc /run/work
+        mount -t overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work none /etc || mount -t tmpfs none /etc
+        rm -rf /etc/tiexec; mkdir /etc/tiexec
+        PATH="{programs}:$PATH"
         {before}
         said=$({{ {command}; }} 2>&1 | grep -m1 '; fix: ') || {{ echo "no fix"; exit 1; }}
         fix=${{said#*; fix: }}
@@ -205,7 +204,7 @@ fn of_an_image_store() {
     let public = Public::new();
     let file = public.add(&program("hold", Kind::DynamicPie), "hold", 0o755);
     let full = "tiexecctl store setup --size=64K";
-    let said = mends(full, "tiexecctl store add $1", &[file.into_os_string()]);
+    let said = mends(full, "tiexecctl store add \"$1\"", &[file.into_os_string()]);
     assert!(said.contains("store_full") && said.contains("--size=SIZE"), "{said}");
 }
 
@@ -243,7 +242,7 @@ fn of_a_runtime_directory_that_is_not_set() {
 fn of_a_proc_that_is_not_mounted() {
     require!(may_mount(), "another /proc needs root");
     let copy = small("hold", Kind::DynamicNoPie);
-    let launch = "tiexec --backing=image $1 7 </dev/null";
+    let launch = "tiexec --backing=image \"$1\" 7 </dev/null";
     let said = mends("mount -t tmpfs none /proc", launch, &[copy.path().into()]);
     assert!(said.contains("proc_unavailable") && said.contains("fix: mount -t proc "), "{said}");
 }
@@ -256,10 +255,10 @@ fn of_a_file_in_small_folios() {
     let fresh = copy.dir().join("fresh");
     let arguments = [copy.path().into(), fresh.into_os_string()];
     // The new file is not on the disk yet.
-    let said = mends("cp $1 $2", "tiexecctl warm $2", &arguments);
+    let said = mends("cp \"$1\" \"$2\"", "tiexecctl warm \"$2\"", &arguments);
     assert!(said.contains("fix: sync "), "{said}");
-    let small = "cp $1 $2.2; sync $2.2";
-    let launch = "tiexec --backing pagecache $2.2 7 </dev/null";
+    let small = "cp \"$1\" \"$2.2\"; sync \"$2.2\"";
+    let launch = "tiexec --backing pagecache \"$2.2\" 7 </dev/null";
     let said = mends(small, launch, &arguments);
     assert!(said.contains("small_folios; fix: tiexecctl warm "), "{said}");
 }

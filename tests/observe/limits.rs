@@ -100,7 +100,7 @@ fn file_size() {
 fn file_size_of_a_program_that_is_measured() {
     let dir = tempfile::tempdir().expect("a directory");
     let out = dir.path().join("out");
-    let script = format!("echo too much > {}", out.display());
+    let script = format!("echo too much > '{}'", out.display());
     let words =
         ["bench", "-r", "4", "-w", "0", "--option=--backing=off", "--", "bash", "-c", &script];
     let output = under("-f 0", &words);
@@ -113,7 +113,7 @@ fn a_file_is_no_directory_to_install_to() {
     let path = file.path().to_str().expect("UTF-8");
     let output = under("-c 0", &["install-to", path]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(said(&output).contains("it is no directory; fix: name a directory"), "{output:?}");
+    assert!(said(&output).contains("is no directory; fix: name another directory"), "{output:?}");
 }
 
 #[test]

@@ -115,7 +115,8 @@ fn named(by: By) {
     let perf = perf.expect("just looked");
     let traced = by.traced();
     require!(traced.is_some(), "no {by:?} on this machine");
-    let traced = traced.expect("just looked");
+    let mut traced = traced.expect("just looked");
+    traced.copy = traced.copy.without_blanks();
     let (plain, launch) = (traced.run().plain(), traced.run());
     // The test records the original before and after the launch, with one cache of build IDs. perf must not mix up
     // names.

@@ -9,7 +9,7 @@ use support::{Held, Kind, Run, installed, is_root, program, require, tiexecctl};
 
 /// A screen with a `top` that refreshes often.
 fn top(columns: u16, rows: u16, environment: &[(&str, &str)]) -> Screen {
-    let command = format!("{} top -d 0.3", tiexecctl().display());
+    let command = format!("'{}' top -d 0.3", tiexecctl().display());
     Screen::new(columns, rows, &command, environment)
 }
 
@@ -104,7 +104,7 @@ fn leaves_the_terminal_as_it_was() {
         (Some("C-c"), "ended 0"),
         (None, "ended 143"),
     ] {
-        let command = format!("echo before; {} top", tiexecctl().display());
+        let command = format!("echo before; '{}' top", tiexecctl().display());
         let screen = Screen::new(80, 24, &command, &[]);
         screen.go().wait_for("CPU %");
         assert!(!screen.text().contains("before"), "{}", screen.text());
@@ -136,7 +136,7 @@ fn ends_with_its_terminal() {
     require!(installed("tmux").is_some(), "no tmux");
     for before in ["", "trap '' HUP; "] {
         for keys in [&[][..], &["-H", "1b", "5b"]] {
-            let command = format!("{before}{} top", tiexecctl().display());
+            let command = format!("{before}'{}' top", tiexecctl().display());
             let screen = Screen::new(80, 24, &command, &[]);
             screen.go().wait_for("CPU %");
             let pid = screen.process_of(tiexecctl());

@@ -148,3 +148,42 @@ fn purge_after_remove() {
     assert_eq!(read(&systemd, redis).as_deref(), Some(&*text));
     assert!(!systemd.path("/var/lib/tiexec").exists());
 }
+
+/// Somebody has put links and a forged list into the state of the agent. The hooks, which run as root, neither write through
+/// the links nor remove what the list names elsewhere.
+#[test]
+fn state_that_leads_elsewhere() {
+    require!(can(), "{NEEDS}; {}, nginx", systemd::NEEDS);
+    let systemd = with_package(true);
+    systemd.ctl(["enable", "nginx"]).assert_code(0);
+    let (list, victim) = ("/var/lib/tiexec/drop-ins", "/etc/victim");
+    write(&systemd, victim, "untouched\n");
+    systemd.run(["mkdir", "-p", "/var/lib/tiexec"]).assert_code(0);
+    systemd.run(["ln", "-sf", victim, list]).assert_code(0);
+    dpkg(&systemd, "--remove", "tiexec");
+    assert_eq!(read(&systemd, victim).as_deref(), Some("untouched\n"));
+    let noted = read(&systemd, list).expect("a list");
+    assert!(noted.contains(DROP_IN), "{noted}");
+
+    let elsewhere = "/var/tmp/other.d/50-tiexec.conf";
+    systemd.run(["mkdir", "/var/tmp/other.d"]).assert_code(0);
+    write(&systemd, elsewhere, "untouched\n");
+    let hash = systemd.run(["sha256sum", elsewhere]).out();
+    let hash = hash.split(' ').next().expect("a hash");
+    let forged =
+        format!("{noted}{hash} /etc/systemd/system/../../..{elsewhere}\n{hash} {elsewhere}\n");
+    write(&systemd, list, &forged);
+    dpkg(&systemd, "--purge", "tiexec");
+    assert_eq!(read(&systemd, elsewhere).as_deref(), Some("untouched\n"));
+    assert!(!systemd.path(DROP_IN).exists() && !systemd.path("/var/lib/tiexec").exists());
+
+    // The directory itself is a link.
+    dpkg(&systemd, "--install", &bring(&systemd, &packages().expect("packages").newer.deb));
+    systemd.run(["mkdir", "/var/tmp/held"]).assert_code(0);
+    systemd.run(["rm", "-rf", "/var/lib/tiexec"]).assert_code(0);
+    systemd.run(["ln", "-s", "/var/tmp/held", "/var/lib/tiexec"]).assert_code(0);
+    write(&systemd, "/var/tmp/held/kept", "untouched\n");
+    dpkg(&systemd, "--purge", "tiexec");
+    assert_eq!(systemd.run(["ls", "/var/tmp/held"]).out(), "kept\n");
+    assert!(systemd.path("/var/lib/tiexec").symlink_metadata().is_err());
+}

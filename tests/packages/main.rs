@@ -38,51 +38,65 @@ fn packages() -> Option<&'static Packages> {
     static MADE: OnceLock<Option<Packages>> = OnceLock::new();
     support::tiexecctl();
     let made = MADE.get_or_init(|| {
-        let place = support::files().join("packages");
-        let _from_before = std::fs::remove_dir_all(&place);
-        let programs = place.join("programs");
-        std::fs::create_dir_all(&programs).expect("a directory");
-        for from in [support::tiexec(), support::tiexecctl(), support::tiexecd()] {
-            let to = programs.join(from.file_name().expect("a name"));
-            let stripped = Command::new("strip").arg("-o").arg(&to).arg(from).status();
-            assert!(stripped.expect("strip").success(), "strip {}", from.display());
-        }
-        library::lay_out(&programs.join("lib"));
         let needed = ["dpkg", "apt-get", "rpm", "dnf", "lintian", "needrestart"];
-        let is_here = needed.iter().all(|tool| installed(tool).is_some());
-        is_here
-            .then(|| make("0.0.1", &place).zip(make("0.0.2", &place)))?
-            .map(|(older, newer)| Packages { older, newer })
+        if needed.iter().any(|tool| installed(tool).is_none()) {
+            return None;
+        }
+        let place = support::once("packages", |place| {
+            let programs = place.join("programs");
+            std::fs::create_dir(&programs).expect("a directory");
+            for from in [support::tiexec(), support::tiexecctl(), support::tiexecd()] {
+                let to = programs.join(from.file_name().expect("a name"));
+                let stripped = Command::new("strip").arg("-o").arg(&to).arg(from).status();
+                assert!(stripped.expect("strip").success(), "strip {}", from.display());
+            }
+            library::lay_out(&programs.join("lib"));
+            VERSIONS.iter().for_each(|version| make(version, place));
+        });
+        let [older, newer] = VERSIONS.map(|version| made(version, &place));
+        Some(Packages { older: older?, newer: newer? })
     });
     made.as_ref()
 }
 
-/// Makes the packages of one version below `place`.
-fn make(version: &str, place: &Path) -> Option<Version> {
-    let xtask = support::tiexecctl().with_file_name("xtask");
-    let (arch, debian) = match std::env::consts::ARCH {
+/// The versions of [`Packages`].
+const VERSIONS: [&str; 2] = ["0.0.1", "0.0.2"];
+
+/// The architecture's name, and Debian's.
+fn architecture() -> (&'static str, &'static str) {
+    match std::env::consts::ARCH {
         "aarch64" => ("aarch64", "arm64"),
         _ => ("x86_64", "amd64"),
-    };
+    }
+}
+
+/// Makes the packages of one version below `place`.
+fn make(version: &str, place: &Path) {
+    let xtask = support::tiexecctl().with_file_name("xtask");
     let made = Command::new(&xtask)
-        .args(["dist", "--arch", arch, "--version", version, "--programs"])
+        .args(["dist", "--arch", architecture().0, "--version", version, "--programs"])
         .args([place.join("programs"), place.to_owned()])
         .output();
+    match made {
+        Ok(made) if made.status.success() => {}
+        Ok(made) => eprintln!(
+            "{}{}",
+            String::from_utf8_lossy(&made.stdout),
+            String::from_utf8_lossy(&made.stderr)
+        ),
+        Err(error) => eprintln!("{}: {error}", xtask.display()),
+    }
+}
+
+/// The packages of one version below `place`; none if one is missing.
+fn made(version: &str, place: &Path) -> Option<Version> {
+    let (arch, debian) = architecture();
     let deb = place.join(format!("tiexec_{version}-1_{debian}.deb"));
     let rpm = place.join(format!("tiexec-{version}-1.{arch}.rpm"));
     let library = ["libtiexec1", "libtiexec-dev"]
         .map(|name| place.join(format!("{name}_{version}-1_{debian}.deb")));
-    if [&deb, &rpm].into_iter().chain(&library).all(|package| package.is_file()) {
-        return Some(Version { deb, rpm, library });
-    }
-    if let Ok(made) = made {
-        eprintln!(
-            "{}{}",
-            String::from_utf8_lossy(&made.stdout),
-            String::from_utf8_lossy(&made.stderr)
-        );
-    }
-    None
+    let are_here = [&deb, &rpm].into_iter().chain(&library).all(|package| package.is_file());
+    are_here.then_some(Version { deb, rpm, library })
 }
 
 /// Copies a file into the root of the systemd. Returns its path there.

@@ -126,8 +126,8 @@ fn a_read_only_mount() {
     std::fs::create_dir(&at).expect("a directory");
     let name = copy.path().file_name().expect("a name");
     let script = format!(
-        "mount --make-rprivate / && mount --bind {0} {1} && mount -o remount,bind,ro {1} && \
-         ! touch {1}/x 2>/dev/null && exec \"$@\"",
+        "mount --make-rprivate / && mount --bind '{0}' '{1}' && mount -o remount,bind,ro '{1}' && \
+         ! touch '{1}/x' 2>/dev/null && exec \"$@\"",
         copy.dir().display(),
         at.display()
     );

@@ -1,37 +1,41 @@
 //! `tiexecctl warm --check` changes nothing. `--deps` finds the libraries that the file's own ld.so finds.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use support::warm::{cached_pages, cold, directory, small, unless_reclaimed, warm};
-use support::{Kind, program, require};
+use support::child::tool;
+use support::warm::{cached_pages, cold, directory, small, warm};
+use support::{Kind, Pinned, Public, installed, program, require};
 
 #[test]
 fn check_reads_nothing() {
-    unless_reclaimed(|| {
-        let dir = directory();
-        let copy = cold(&program("hold", Kind::DynamicNoPie), dir.path());
-        let told = warm(&["--check", "--json"], &[&copy]);
-        assert_eq!(told.code, 1, "{}", told.out);
-        assert_eq!(told.json()["check"], true);
-        assert!(support::warm::rest(&told.file(), "not_cached") > 0, "{}", told.out);
-        assert_eq!(cached_pages(&copy), 1, "nothing is read but the headers");
-    });
+    let dir = directory();
+    let copy = cold(&program("hold", Kind::DynamicNoPie), dir.path());
+    let told = warm(&["--check", "--json"], &[&copy]);
+    assert_eq!(told.code, 1, "{}", told.out);
+    assert_eq!(told.json()["check"], true);
+    assert!(support::warm::rest(&told.file(), "not_cached") > 0, "{}", told.out);
+    assert!(cached_pages(&copy) <= 1, "nothing is read but the headers");
 }
 
 #[test]
 fn check_evicts_nothing() {
-    unless_reclaimed(|| {
-        let dir = directory();
-        let copy = small(&program("hold", Kind::DynamicNoPie), dir.path());
-        let cached = cached_pages(&copy);
-        let told = warm(&["--check"], &[&copy]);
-        assert_eq!((told.code, told.err.as_str()), (1, ""));
-        let mut lines = told.out.lines();
-        assert!(lines.next().is_some_and(|line| line.starts_with("FILE ")), "{}", told.out);
-        let row = lines.next().unwrap_or_default();
-        assert!(row.starts_with(&*copy.to_string_lossy()) && row.contains("small_folios"), "{row}");
-        assert_eq!(cached_pages(&copy), cached);
-    });
+    let dir = directory();
+    let copy = small(&program("hold", Kind::DynamicNoPie), dir.path());
+    let _pinned = Pinned::new(&copy);
+    let told = warm(&["--check"], &[&copy]);
+    assert_eq!((told.code, told.err.as_str()), (1, ""));
+    let mut lines = told.out.lines();
+    assert!(lines.next().is_some_and(|line| line.starts_with("FILE ")), "{}", told.out);
+    let row = lines.next().unwrap_or_default();
+    assert!(row.starts_with(&*copy.to_string_lossy()) && row.contains("small_folios"), "{row}");
+    // The pages are pinned, and would stay whatever it did. So the calls are watched that evict or collapse pages.
+    require!(installed("strace").is_some(), "no strace");
+    let (ctl, file) = (support::tiexecctl().to_string_lossy(), copy.to_string_lossy());
+    let calls = ["strace", "-f", "-e", "trace=fadvise64,madvise", &ctl, "warm", "--check", &file];
+    let said = tool(&calls);
+    let said = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.contains("+++ exited with 1 +++"), "{said}");
+    assert!(!said.contains("FADV_DONTNEED") && !said.contains("MADV_COLLAPSE"), "{said}");
 }
 
 #[test]
@@ -51,6 +55,13 @@ fn one_file_by_two_names_is_one_file() {
     assert_eq!(told.file()["path"], *link.to_string_lossy());
 }
 
+/// Returns a copy of a program where every user can read it: root has ld.so read it as nobody.
+fn public(name: &str, kind: Kind) -> (Public, PathBuf) {
+    let public = Public::new();
+    let copy = public.add(&program(name, kind), name, 0o755);
+    (public, copy)
+}
+
 /// The paths of a report.
 fn paths(file: &Path) -> Vec<String> {
     let told = warm(&["--check", "--deps", "--json"], &[file]);
@@ -62,7 +73,7 @@ fn paths(file: &Path) -> Vec<String> {
 
 #[test]
 fn a_program_needs_its_libraries_and_its_interpreter() {
-    let hold = program("hold", Kind::DynamicPie);
+    let (_public, hold) = public("hold", Kind::DynamicPie);
     let all = paths(&hold);
     assert_eq!(all[0], hold.to_string_lossy());
     assert!(all.iter().any(|path| path.contains("/libc.so.6")), "{all:?}");
@@ -76,7 +87,8 @@ fn a_program_needs_its_libraries_and_its_interpreter() {
 #[test]
 fn a_static_program_needs_nothing() {
     for kind in [Kind::StaticNoPie, Kind::StaticPie] {
-        let all = paths(&program("hold", kind));
+        let (_public, hold) = public("hold", kind);
+        let all = paths(&hold);
         // The output may have the machine's ld.so, which listed the dependencies of the PIE, but no library.
         assert!(!all.iter().any(|path| path.contains("libc")), "{kind:?}: {all:?}");
     }
@@ -85,7 +97,8 @@ fn a_static_program_needs_nothing() {
 #[test]
 fn musls_loader_lists_too() {
     require!(Kind::Musl.can_build(), "no musl-gcc");
-    let all = paths(&program("small", Kind::Musl));
+    let (_public, small) = public("small", Kind::Musl);
+    let all = paths(&small);
     assert!(all.iter().any(|path| path.contains("musl")), "{all:?}");
 }
 

@@ -50,7 +50,8 @@ fn btrfs_has_no_large_folios_or_makes_them_huge() {
             assert_eq!(done.code, 1, "{}", done.out);
             assert!(rest(&report, "no_large_folios") > 0, "{report}");
             assert!(done.err.contains("btrfs read it in small folios"), "{}", done.err);
-            assert_eq!(cached_pages(&copy), cached, "what was evicted is back");
+            // The machine may have reclaimed a page before.
+            assert!(cached_pages(&copy) >= cached, "what was evicted is back");
         } else {
             // A later kernel.
             assert_eq!(done.code, 0, "{}", done.out);

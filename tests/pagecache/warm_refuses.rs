@@ -34,7 +34,7 @@ fn a_file_that_running_processes_use() {
         &warm(&["--json"], &[&copy]),
         1,
         "in_use",
-        "; fix: stop what uses it, tiexecctl warm /",
+        "; fix: stop what uses it, tiexecctl warm ",
     );
     assert_eq!(cached_pages(&copy), cached, "nothing was evicted");
     assert_eq!(support::smaps::status_field(held.pid(), "RssFile"), resident);
@@ -74,7 +74,7 @@ fn a_file_with_dirty_pages() {
         let cached = cached_pages(&copy);
         let left = warm(&["--json"], &[&copy]);
         if left.code != 0 {
-            assert_left(&left, 1, "dirty_file", "; fix: sync /");
+            assert_left(&left, 1, "dirty_file", "; fix: sync ");
             assert_eq!(cached_pages(&copy), cached);
             return true;
         }

@@ -275,7 +275,7 @@ static struct situation situation(const char *name)
     }
     IS("epoll_wait") IN(SYS_epoll_wait, wake_pipe, epoll(), P(&event), 1, -1);
     IS("epoll_wait_timeout") IN(SYS_epoll_wait, wake_nobody, epoll(), P(&event), 1, 3000);
-    IS("epoll_wait_catching") IN(SYS_epoll_wait, wake_nobody, epoll(), P(&event), 1, 30000);
+    IS("epoll_wait_catching") IN(SYS_epoll_wait, wake_nobody, epoll(), P(&event), 1, 3000);
     IS("epoll_wait_signal") IN(SYS_epoll_wait, wake_signal, epoll(), P(&event), 1, -1);
     IS("epoll_pwait") IN(SYS_epoll_pwait, wake_pipe, epoll(), P(&event), 1, -1, P(&none), 8);
     IS("epoll_pwait_signal") IN(SYS_epoll_pwait, wake_signal, epoll(), P(&event), 1, -1, P(&none), 8);

@@ -228,6 +228,8 @@ int main(int argc, char **argv)
         sig_atomic_t before;
         signal(SIGALRM, handler);
         signal(SIGPROF, handler);
+        /* The kernel repeats calls after SIGPROF only. */
+        siginterrupt(SIGALRM, 1);
         setitimer(ITIMER_REAL, &often, NULL);
         setitimer(ITIMER_PROF, &often, NULL);
         begin_work();

@@ -1,23 +1,36 @@
-/* A server that works and sleeps by turns, and counts its rounds in a file: counts FILE [WORTH [CHILDREN]]. WORTH is the number that a round
-   counts in percent while the text is on huge pages. So a difference can be made up, for tests of what is done about one. Children do the
-   same work. With a WORTH of 0 it crashes on huge pages. Ends with 7 at the end of its input, if the text was right to the end. */
+/* A server that works and sleeps by turns, and counts its work in a file: counts FILE [WORTH [CHILDREN]]. A microsecond of its processor
+   time counts 100, and WORTH while the text is on huge pages. So a difference is planted that no speed of the machine changes, for tests of
+   what is done about one. Children do the same work. With a WORTH of 0 it crashes on huge pages. Ends with 7 at the end of its input, if the
+   text was right to the end. */
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <time.h>
 #include "situation.h"
 
 static atomic_ulong *count;
 
+/* The processor time of this process, in microseconds. */
+static unsigned long used(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
 static void work(unsigned long worth)
 {
+    static unsigned long counted;
     check_or_die();
-    int huge = huge_text();
+    int huge = huge_text() > 0;
     if (huge && !worth)
         __builtin_trap();
-    atomic_fetch_add(count, huge ? worth : 100);
+    unsigned long now = used();
+    atomic_fetch_add(count, (now - counted) * (huge ? worth : 100));
+    counted = now;
 }
 
 static int tell(int file)

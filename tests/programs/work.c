@@ -1,32 +1,22 @@
-/* Does a fixed amount of work in its big text, and says how long that took: work ROUNDS LESS. In an image of TiExec's it does LESS
-   percent less, which is the difference that a benchmark should find. It says, too, what that would have cost on a machine whose noise
-   is known: processes differ by 2.5 % (standard deviation), and one in twenty takes half as long again. work ROUNDS LESS FILE does the
-   work for ever, and writes into FILE how often it has. */
+/* Does a fixed amount of work in its big text, and says a figure: work ROUNDS LESS. In an image of TiExec's the figure is LESS percent
+   less, which is the planted difference that a benchmark should find. No clock and no chance has a part in it. work ROUNDS LESS FILE does
+   the work for ever, and writes into FILE how often it has. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 #include "bigtext.h"
 
-static double used(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return t.tv_sec + t.tv_nsec / 1e9;
-}
-
 static int in_an_image(void)
 {
-    char line[4096];
+    char line[4352];
     FILE *maps = fopen("/proc/self/maps", "r");
     unsigned long at = (unsigned long)(big_begin + (big_end - big_begin) / 2), begin, end;
     int found = 0;
     while (maps && fgets(line, sizeof line, maps))
         if (sscanf(line, "%lx-%lx", &begin, &end) == 2 && begin <= at && at < end)
-            found = strstr(line, "tiexec") != 0;
+            found = strstr(line, " /memfd:tiexec:") != 0;
     if (maps)
         fclose(maps);
     return found;
@@ -39,23 +29,6 @@ static unsigned work(unsigned long rounds, unsigned h)
         for (int block = 0; block < 16; block++)
             h = ((unsigned (*)(unsigned))(unsigned long)(at + block * BIG_BLOCK))(h);
     return h;
-}
-
-/* In (0, 1). */
-static double uniform(void)
-{
-    unsigned long bits = 0;
-    if (getrandom(&bits, sizeof bits, 0) != sizeof bits)
-        exit(4);
-    return ((bits >> 11) + 0.5) / (1UL << 53);
-}
-
-static double cost(unsigned long rounds)
-{
-    double normal = -6;
-    for (int i = 0; i < 12; i++)
-        normal += uniform();
-    return rounds * (1 + 0.025 * normal) * (uniform() < 0.05 ? 1.5 : 1);
 }
 
 int main(int argc, char **argv)
@@ -72,9 +45,7 @@ int main(int argc, char **argv)
             h = work(rounds - (in_an_image() ? rounds * less / 100 : 0), h);
         }
     }
-    rounds -= in_an_image() ? rounds * less / 100 : 0;
-    double begin = used();
     h = work(rounds, h);
-    printf("took %.3f us, cost %.3f, %u\n", (used() - begin) * 1e6, cost(rounds), h);
+    printf("cost %lu, %u\n", in_an_image() ? rounds * (100 - less) : rounds * 100, h);
     return 0;
 }

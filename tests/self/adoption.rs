@@ -33,8 +33,8 @@ fn built(source: &Path) -> PathBuf {
     let marker = place.join("patch");
     if std::fs::read_to_string(&marker).ok().as_ref() != Some(&text) {
         let _from_before = std::fs::remove_dir_all(&place);
-        sh(&format!("cp -a {} {}", source.display(), place.display()), Path::new("/"));
-        sh(&format!("patch --fuzz=0 -p1 <{}", patch.display()), &place);
+        sh(&format!("cp -a '{}' '{}'", source.display(), place.display()), Path::new("/"));
+        sh(&format!("patch --fuzz=0 -p1 <'{}'", patch.display()), &place);
         std::fs::write(&marker, text).expect("a file");
     }
     describe(&place);

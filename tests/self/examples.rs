@@ -84,7 +84,7 @@ fn go() {
     }
     let go = installed("go").expect("just looked");
     let cache = support::files().canonicalize().expect("it is there").join("go-cache");
-    build(&format!("GOCACHE={} {} build -o huge .", cache.display(), go.display()), dir.path());
+    build(&format!("GOCACHE='{}' '{}' build -o huge .", cache.display(), go.display()), dir.path());
     runs(&Run::new(dir.path().join("huge"), [""; 0]));
 }
 

@@ -18,18 +18,19 @@ pub(crate) fn root() -> PathBuf {
 pub(crate) fn directory() -> &'static Path {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     MADE.get_or_init(|| {
-        let out = support::files().canonicalize().expect("it is there").join("libtiexec");
-        let own = std::env::current_exe().expect("/proc is mounted");
-        let mut script = Command::new(root().join("scripts/libtiexec"));
-        let made = script.arg(own.with_file_name("")).arg(&out).output().expect("a shell");
-        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-        out
+        support::once("libtiexec", |out| {
+            let own = std::env::current_exe().expect("/proc is mounted");
+            let mut script = Command::new(root().join("scripts/libtiexec"));
+            let made = script.arg(own.with_file_name("")).arg(out).output().expect("a shell");
+            assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        })
     })
 }
 
 /// The file for `LD_PRELOAD`.
 pub(crate) fn shared() -> PathBuf {
-    directory().join("libtiexec.so")
+    // In LD_PRELOAD, a blank is the end of a name.
+    support::without_blanks(directory()).join("libtiexec.so")
 }
 
 /// A private copy of `calls_itself` in small folios of the page cache, so that no part is huge before.
@@ -52,7 +53,8 @@ fn symbols(options: &[&str], file: &str) -> BTreeSet<String> {
     let output = tool(&args.concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = String::from_utf8(output.stdout).expect("names");
-    let names = text.lines().filter(|line| line.contains(' '));
+    // The line before the symbols of an archive's member has the archive's path.
+    let names = text.lines().filter(|line| line.contains(' ') && !line.ends_with(':'));
     names.map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
 }
 
@@ -77,13 +79,14 @@ fn the_shared_one_has_a_name_of_its_version() {
 }
 
 /// Writes the description for pkg-config to `at`. The original names the place of the installation; the copy names the
-/// library's present place.
+/// library's present place, by a symbolic link: a blank in a path would be the end of a word in pkg-config's output.
 pub(crate) fn describe(at: &Path) {
     let described = std::fs::read_to_string(directory().join("tiexec.pc")).expect("it is there");
     assert!(described.contains("\nlibdir=${prefix}/lib\n"), "{described}");
-    let here = directory().display();
+    let _from_before = std::fs::remove_file(at.join("libtiexec"));
+    std::os::unix::fs::symlink(directory(), at.join("libtiexec")).expect("a symbolic link");
     let lines = described.lines().map(|line| match line.split_once('=') {
-        Some((key @ ("libdir" | "includedir"), _)) => format!("{key}={here}\n"),
+        Some((key @ ("libdir" | "includedir"), _)) => format!("{key}=${{pcfiledir}}/libtiexec\n"),
         _ => format!("{line}\n"),
     });
     std::fs::write(at.join("tiexec.pc"), lines.collect::<String>()).expect("a file");

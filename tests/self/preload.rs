@@ -92,7 +92,7 @@ fn it_is_switched_off() {
     }
     require!(is_root(), "root only: it mounts");
     let disabled =
-        "mkdir -p /etc/tiexec; mount -t tmpfs none /etc/tiexec; >/etc/tiexec/disabled; exec \"$@\"";
+        "mount -t tmpfs none /etc; mkdir /etc/tiexec; >/etc/tiexec/disabled; exec \"$@\"";
     let copy = small("hold", Kind::DynamicPie);
     let run = preloaded(&Run::new(copy.path(), ["7"]), "backing=image");
     let held = run.behind(["unshare", "-m", "sh", "-ec", disabled, "sh"]).hold();
@@ -135,7 +135,7 @@ fn children_inherit_it() {
     let copy = small("hold", Kind::DynamicPie);
     let report = copy.dir().join("report.json");
     let settings = format!("backing=image,json,report={}", report.display());
-    let script = format!("{} 7; code=$?; /bin/true; exit $code", copy.path().display());
+    let script = format!("'{}' 7; code=$?; /bin/true; exit $code", copy.path().display());
     let mut held = preloaded(&Run::new("sh", ["-c", &script]), &settings).start();
     held.wait_line("ready");
     let child = support::smaps::children(held.pid())[0];

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use support::child::eventually;
-use support::machine::{Machine, memory_controller};
+use support::machine::{Groups, memory_controller};
 use support::store::{self, IMAGES, Mapped, add, ctl, json, names, own_run, set_up, text_pages};
 use support::{Kind, Public, is_root, pmd_size, program, require};
 
@@ -139,11 +139,11 @@ fn prune_leaves_a_live_builder_alone() {
 #[test]
 fn a_memory_cgroup_at_its_limit_gets_no_image() {
     require!(is_root(), "a cgroup needs root");
-    let mut machine = Machine::lock();
+    let mut cgroups = Groups::new();
     let Some((parent, limit)) = memory_controller() else {
         return support::skip("no memory controller");
     };
-    let Some(group) = machine.group(&parent) else { return support::skip("no cgroup can be made") };
+    let Some(group) = cgroups.group(&parent) else { return support::skip("no cgroup can be made") };
     own_run();
     set_up("256M");
     let public = Public::new();

@@ -118,7 +118,7 @@ fn setup_does_not_depend_on_the_umask() {
     require!(is_root(), "mounting needs root");
     own_run();
     let ctl_path = support::tiexecctl().to_string_lossy().into_owned();
-    let setup = format!("umask 077; exec {ctl_path} store setup");
+    let setup = format!("umask 077; exec '{ctl_path}' store setup");
     assert!(support::child::tool(&["sh", "-c", &setup]).status.success());
     for directory in ["/run/tiexec", IMAGES] {
         use std::os::unix::fs::MetadataExt;

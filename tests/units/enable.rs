@@ -1,8 +1,8 @@
 //! `tiexecctl enable` makes systemd attach to services at each start, and `disable` undoes it. Edited files are kept.
 
 use support::child::eventually;
-use support::require;
 use support::systemd::{DEBIANS, NEEDS, Systemd, can_boot};
+use support::{Kind, program_big, require};
 
 /// The directory of a unit's drop-ins.
 fn drop_ins(unit: &str) -> String {
@@ -246,4 +246,41 @@ fn a_disable_without_systemd_names_no_fix_of_enable() {
     require!(!std::path::Path::new("/run/systemd/system").exists(), "systemd runs here");
     done.assert_code(1);
     assert!(done.err().ends_with("; fix: run it where systemd is PID 1\n"), "{done}");
+}
+
+/// Names that a shell, an option parser, a path or systemd's specifiers could take for something else. The program's path is
+/// such a name, too.
+#[test]
+fn names_that_mean_something_elsewhere() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    let big = program_big("hold", Kind::StaticNoPie, 6);
+    let odd = "/srv/$(touch made) %n;x";
+    std::fs::copy(big, systemd.path(odd)).expect("a copy");
+    let units = [
+        (r"a\x20b\x24\x28touch\x20made\x29.service", r"a\x20b\x24\x28touch\x20made\x29.service"),
+        (r"dots@..\x2f..\x2fetc.service", "dots@.service"),
+        ("all@--all.service", "all@.service"),
+    ];
+    // `hold` waits for its standard input to end. systemd's own quoting, with its specifiers doubled.
+    let path = odd.replace('%', "%%");
+    let text = format!("[Service]\nExecStart=\"{path}\" 0\nStandardInput=file:/srv/waits\n");
+    // Somebody keeps the other end open.
+    let fifo = "mkfifo /srv/waits; setsid sleep 3600 <>/srv/waits >/dev/null 2>&1 &";
+    systemd.run(["sh", "-c", fifo]).assert_code(0);
+    for (unit, file) in units {
+        std::fs::write(systemd.path(&format!("/etc/systemd/system/{file}")), &text)
+            .expect("a unit");
+        systemd.systemctl(["daemon-reload"]).assert_code(0);
+        systemd.ctl(["enable", file, "--", "--backing=image"]).assert_code(0).assert_silent();
+        assert!(systemd.path(&drop_in(file)).exists(), "{file}");
+        systemd.systemctl(["start", "--", unit]).assert_code(0);
+        eventually("its text is huge", || systemd.huge(unit) > 0);
+        systemd.ctl(["disable", "--now", file]).assert_code(0).assert_silent();
+        assert_eq!(systemd.huge(unit), 0, "{unit}");
+        assert!(!systemd.path(&drop_ins(file)).exists(), "{file}");
+        systemd.systemctl(["stop", "--", unit]).assert_code(0);
+    }
+    let made = systemd.run(["find", "/", "-xdev", "-name", "made"]).out();
+    assert_eq!(made, "");
 }

@@ -43,7 +43,8 @@ umount /disk
 grep -q 'a memfd becomes a huge page' /vm/out/doctor.root || [ ! -e $thp ] || echo advise >$thp/shmem_enabled
 
 cd "$repository/crates/cli" || echo "vm-test: no repository"
-while read -r name program only <&3; do
+tab=$(printf '\t')
+while IFS=$tab read -r name program only <&3; do
     start=$(cut -d. -f1 /proc/uptime)
     # shellcheck disable=SC2086
     timeout -k 10 "$limit" "$program" --test-threads=2 $only >/vm/out/"$name".log 2>&1 </dev/null

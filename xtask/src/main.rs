@@ -3,6 +3,7 @@
 
 mod chart;
 mod context;
+mod covered;
 mod dist;
 #[cfg(test)]
 mod docs;

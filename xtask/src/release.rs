@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::vm::Arch;
 use crate::vm::build::repository;
-use crate::{guide, licences};
+use crate::{guide, k8s, licences, vm};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -41,6 +41,8 @@ impl Release {
         report("licences", current(&licences::file()?, &licences::list()?, "cargo xtask licences"));
         report("manual", manual());
         report("completions", completions());
+        report("kernels", vm::check_recorded());
+        report("k8s-test", k8s::check_recorded());
         report("container", container(&read("deploy/container/Containerfile")?));
         match &self.packages {
             Some(packages) => report("packages", checksums(packages)),

@@ -160,6 +160,51 @@ fn target(files: &BTreeMap<Module, String>, from: &Module, path: &str) -> Option
     Some(module)
 }
 
+/// `clippy.toml` forbids the functions that make files. These words make files through functions that also open them.
+const MAKERS: [&str; 4] = ["OFlags::CREATE", "OFlags::TMPFILE", "O_CREAT", "O_TMPFILE"];
+
+#[test]
+fn only_one_file_makes_files() {
+    let mut makers = Vec::new();
+    for (name, _) in LAYERS {
+        let source = crates().join(name).join("src");
+        let mut files = BTreeMap::new();
+        modules(&source, &source, &mut files);
+        let root = &files[&Module::new()];
+        assert!(root.contains("deny(clippy::disallowed_methods"), "{name}: makes files anywhere");
+        for (module, code) in &files {
+            if MAKERS.iter().any(|word| code.contains(word)) {
+                makers.push(format!("{name}::{}", module.join("::")));
+            }
+        }
+    }
+    assert_eq!(makers, ["remap::files"]);
+}
+
+/// `clippy.toml` forbids the function that begins a command. These words get around it. `sys::startup` executes the user's
+/// program in the place of `tiexec`.
+const STARTERS: [(&str, &[&str]); 4] = [
+    ("Command::new", &["engine::programs"]),
+    ("libc::exec", &["sys::startup"]),
+    ("posix_spawn", &[]),
+    ("libc::system", &[]),
+];
+
+#[test]
+fn only_one_file_starts_programs() {
+    for (word, expected) in STARTERS {
+        let mut starters = Vec::new();
+        for (name, _) in LAYERS {
+            let source = crates().join(name).join("src");
+            let mut files = BTreeMap::new();
+            modules(&source, &source, &mut files);
+            let starts = files.iter().filter(|(_, code)| code.contains(word));
+            starters.extend(starts.map(|(module, _)| format!("{name}::{}", module.join("::"))));
+        }
+        assert_eq!(starters, expected, "{word}");
+    }
+}
+
 /// A module and the files below it may use each other. No other files may form a cycle.
 #[test]
 fn no_files_go_in_a_circle() {

@@ -35,14 +35,15 @@ pub fn choose(budget: Budget, heat: &Heat<'_>) -> Choice {
     let samples: u64 = heat.samples.iter().map(|(_, samples)| samples).sum();
     let expected = |count: usize| expect(heat, &ranked[..count]);
     let already: u64 = heat.huge.iter().map(|range| range.len() / heat.pages.pmd.bytes()).sum();
+    let beside = |most: u64| usize::try_from(most.saturating_sub(already)).unwrap_or(usize::MAX);
     let taken = match budget {
         Budget::Pages(most) => {
-            let most = usize::try_from(most.saturating_sub(already)).unwrap_or(usize::MAX);
             // A page without samples gains nothing. If no page has samples, all pages stay eligible.
             let hot = ranked.iter().filter(|page| samples == 0 || page.samples > 0).count();
-            hot.min(most)
+            hot.min(beside(most))
         }
-        Budget::Auto if samples < ENOUGH_SAMPLES => 0,
+        Budget::Auto | Budget::AutoUpTo(_) if samples < ENOUGH_SAMPLES => 0,
+        Budget::AutoUpTo(most) => fewest_that_pay(&ranked, expected).min(beside(most)),
         Budget::Auto => fewest_that_pay(&ranked, expected),
     };
     let (now, then) = (expected(0), expected(taken));
@@ -191,6 +192,7 @@ mod tests {
         // Few samples do not justify huge pages.
         let few = samples(&[(1, 50, 1), (2, 50, 1)]);
         assert_eq!(numbers(&chosen(Budget::Auto, &few, 8, &Itlb::USUAL)), [0; 0]);
+        assert_eq!(numbers(&chosen(Budget::AutoUpTo(8), &few, 8, &Itlb::USUAL)), [0; 0]);
     }
 
     #[test]

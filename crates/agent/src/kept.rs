@@ -10,17 +10,21 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::{Flock, FlockType, Pid, fcntl_getlk};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tiexec_core::escape::AsShown;
-use tiexec_remap::trusted_directory::{self, Rule};
-use tiexec_sys::Errno;
+use tiexec_remap::files::{self, New};
+use tiexec_remap::trusted_directory::{self, Rule, Trust};
+use tiexec_sys::Errno as Said;
 
 /// Held while a file is read, changed and written.
 const LOCK: &str = ".lock";
-/// Most bytes of a file.
-const LONGEST: u64 = 4 << 20;
+/// Most bytes of a file that is written.
+pub(crate) const LONGEST: u64 = 4 << 20;
+/// Most bytes of a file that is read. An earlier version could write more than [`LONGEST`].
+const MOST_READ: u64 = 64 << 20;
 
 /// The stamp of a file: its inode and the time when it was written. Two states of the file have two stamps.
 pub(crate) type Stamp = (u64, i64, u64);
@@ -35,7 +39,7 @@ pub(crate) struct Directory {
 
 /// A lock, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Locked(#[expect(dead_code, reason = "closing it lets the lock go")] OwnedFd);
+pub(crate) struct Locked(#[expect(dead_code, reason = "closing it lets the lock go")] File);
 
 impl Directory {
     /// Opens the directory, and makes it if it is missing.
@@ -45,11 +49,11 @@ impl Directory {
     /// it.
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
         let user = rustix::process::geteuid().as_raw();
-        let rule = Rule { user, sticky: true, make: &[0o700] };
+        let rule = Rule { user, trust: Trust::Own { sticky: true }, make: &[0o700] };
         match trusted_directory::open(path, &rule) {
             Ok(Some((directory, _))) => Ok(Self { path: path.to_owned(), directory, user }),
             Ok(None) => {
-                let above = path.parent().unwrap_or(path).shown();
+                let above = path.parent().unwrap_or(path).word();
                 Err(format!("{} has no directory above it; fix: mkdir -p {above}", path.shown()))
             }
             Err(distrust) => Err(format!("{distrust}; fix: {}", distrust.fix())),
@@ -66,7 +70,7 @@ impl Directory {
             Err(why) => why,
         };
         let aside = format!("{name}.aside");
-        let moved = rustix::fs::renameat(&self.directory, name, &self.directory, &aside).is_ok();
+        let moved = files::rename(&self.directory, name, &aside).is_ok();
         let done =
             if moved { format!("set aside as {aside}") } else { "left where it is".to_owned() };
         (T::default(), Some(format!("{}: {why}; {done}", self.path.join(name).shown())))
@@ -83,10 +87,10 @@ impl Directory {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(&self.directory, name, flags, Mode::empty()) {
             Ok(file) => file,
-            Err(rustix::io::Errno::NOENT) => return Ok(T::default()),
-            Err(errno) => return Err(Errno::from(errno).to_string()),
+            Err(Errno::NOENT) => return Ok(T::default()),
+            Err(errno) => return Err(Said::from(errno).to_string()),
         };
-        let stat = rustix::fs::fstat(&file).map_err(|errno| Errno::from(errno).to_string())?;
+        let stat = rustix::fs::fstat(&file).map_err(|errno| Said::from(errno).to_string())?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err("it is no regular file".to_owned());
         }
@@ -95,7 +99,7 @@ impl Directory {
             return Err(format!("it belongs to user {} with mode {mode:04o}", stat.st_uid));
         }
         let mut text = Vec::new();
-        let read = File::from(file).take(LONGEST + 1).read_to_end(&mut text);
+        let read = File::from(file).take(MOST_READ + 1).read_to_end(&mut text);
         read.map_err(|error| error.to_string())?;
         #[derive(Deserialize)]
         struct Versioned {
@@ -136,12 +140,8 @@ impl Directory {
     ///
     /// # Errors
     /// The errors of openat(2) and flock(2). EWOULDBLOCK if another process holds the lock and `how` does not block.
-    pub(crate) fn lock(
-        &self,
-        name: &str,
-        how: FlockOperation,
-    ) -> Result<Locked, rustix::io::Errno> {
-        let file = self.lock_file(name)?;
+    pub(crate) fn lock(&self, name: &str, how: FlockOperation) -> Result<Locked, Errno> {
+        let file = files::open_or_create(&self.directory, name)?;
         rustix::fs::flock(&file, how)?;
         Ok(Locked(file))
     }
@@ -153,12 +153,8 @@ impl Directory {
     /// # Errors
     /// The inner error: another process holds the lock. Its PID is given if this process can see it. The outer error:
     /// that of openat(2) or fcntl(2).
-    pub(crate) fn lock_alone(
-        &self,
-        name: &str,
-    ) -> Result<Result<Locked, Option<Pid>>, rustix::io::Errno> {
-        use rustix::io::Errno;
-        let file = self.lock_file(name)?;
+    pub(crate) fn lock_alone(&self, name: &str) -> Result<Result<Locked, Option<Pid>>, Errno> {
+        let file = files::open_or_create(&self.directory, name)?;
         match rustix::fs::fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(Ok(Locked(file))),
             Err(Errno::AGAIN | Errno::ACCESS) => {
@@ -171,35 +167,23 @@ impl Directory {
         }
     }
 
-    fn lock_file(&self, name: &str) -> Result<OwnedFd, rustix::io::Errno> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(&self.directory, name, flags, Mode::from_raw_mode(0o600))
-    }
-
     /// Writes a file.
     ///
     /// # Errors
     /// The file could not be written. The old file is still there.
     pub(crate) fn write<T: Serialize>(&self, name: &str, value: &T) -> Result<(), String> {
         let text = serde_json::to_vec_pretty(value).map_err(|error| error.to_string())?;
-        let new = format!(".{name}.new");
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // A file that could not be read back would be set aside, and all that it knows with it.
+        if text.len() as u64 > LONGEST {
+            return Err(self.failed("write", name, Errno::FBIG));
+        }
         let done = (|| {
-            let file =
-                rustix::fs::openat(&self.directory, &new, flags, Mode::from_raw_mode(0o600))?;
-            let mut file = File::from(file);
-            file.write_all(&text).and_then(|()| file.sync_all()).map_err(|error| {
-                rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO)
-            })?;
-            rustix::fs::renameat(&self.directory, &new, &self.directory, name)?;
-            // The rename changed the directory, so that the directory has to be synced too.
-            rustix::fs::fsync(&self.directory)
+            let mut new = New::beside(&self.directory, name, 0o600)?;
+            let written = new.file().write_all(&text);
+            written.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+            new.put_durably(name)
         })();
-        done.map_err(|errno| {
-            let _none = rustix::fs::unlinkat(&self.directory, &new, AtFlags::empty());
-            self.failed("write", name, errno)
-        })
+        done.map_err(|errno| self.failed("write", name, errno))
     }
 
     /// Returns the path of the directory.
@@ -209,11 +193,11 @@ impl Directory {
 
     /// Removes a file.
     pub(crate) fn remove(&self, name: &str) {
-        let _none = rustix::fs::unlinkat(&self.directory, name, AtFlags::empty());
+        let _none = files::remove(&self.directory, name);
     }
 
-    pub(crate) fn failed(&self, verb: &str, name: &str, errno: rustix::io::Errno) -> String {
-        format!("cannot {verb} {}: {}", self.path.join(name).shown(), Errno::from(errno))
+    pub(crate) fn failed(&self, verb: &str, name: &str, errno: Errno) -> String {
+        format!("cannot {verb} {}: {}", self.path.join(name).shown(), Said::from(errno))
     }
 
     /// Returns the stamp of a file; `None` if there is no file.

@@ -1,14 +1,18 @@
 //! The two files that stop the agent from starting work. They change no process that already has huge text.
 
-use std::fs::OpenOptions;
 use std::io::ErrorKind::{NotADirectory, NotFound};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use rustix::io::Errno;
 use tiexec_engine::switched_off::{self, is_switched_off};
+use tiexec_remap::files;
+use tiexec_remap::trusted_directory::{self, Rule, Trust};
 
 /// The file of `tiexecctl agent drain`. Only the agent obeys it, and a reboot removes it.
 pub const DRAINED: &str = "/run/tiexec/drained";
+const DIRECTORY: &str = "/run/tiexec";
+const NAME: &str = "drained";
 
 /// The reason why the agent starts no work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,29 +53,33 @@ fn is_drained() -> bool {
     }
 }
 
+/// Opens the directory of [`DRAINED`]; `None` if it is missing and not to be made.
+fn directory(make: &[u32]) -> std::io::Result<Option<OwnedFd>> {
+    let rule = Rule { user: 0, trust: Trust::Own { sticky: true }, make };
+    Ok(trusted_directory::open(Path::new(DIRECTORY), &rule)?.map(|(directory, _)| directory))
+}
+
 /// Stops the agent from starting work until [`resume`] or the next boot.
 ///
 /// # Errors
-/// The file cannot be made: EACCES, EROFS, ENOSPC.
+/// The file cannot be made: EACCES, EROFS, ENOSPC; or another user could have replaced its directory.
 pub fn drain() -> std::io::Result<()> {
-    if let Some(directory) = Path::new(DRAINED).parent() {
-        std::fs::DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
-    }
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(DRAINED);
-    match file {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        other => other.map(drop),
+    let directory = directory(&[0o755])?.ok_or(NotFound)?;
+    match files::create(directory, NAME, 0o644) {
+        Ok(_) | Err(Errno::EXIST) => Ok(()),
+        Err(errno) => Err(errno.into()),
     }
 }
 
 /// Undoes [`drain`]. Returns whether the drain was in effect.
 ///
 /// # Errors
-/// The file cannot be removed: EACCES, EROFS.
+/// The file cannot be removed: EACCES, EROFS; or another user could have replaced its directory.
 pub fn resume() -> std::io::Result<bool> {
-    match std::fs::remove_file(DRAINED) {
+    let Some(directory) = directory(&[])? else { return Ok(false) };
+    match files::remove(directory, NAME) {
         Ok(()) => Ok(true),
-        Err(error) if error.kind() == NotFound => Ok(false),
-        Err(error) => Err(error),
+        Err(Errno::NOENT) => Ok(false),
+        Err(errno) => Err(errno.into()),
     }
 }

@@ -69,13 +69,8 @@ impl Pod {
         }
         if let Some((key, value)) = of("max-huge-pages") {
             let wanted: Budget = value.parse().map_err(|error| format!("{key}: {error}"))?;
-            settings.max_huge_pages = Some(match (settings.max_huge_pages, wanted) {
-                (Some(Budget::Pages(rule)), Budget::Pages(wanted)) => {
-                    Budget::Pages(rule.min(wanted))
-                }
-                (Some(Budget::Pages(rule)), Budget::Auto) => Budget::Pages(rule),
-                (None | Some(Budget::Auto), wanted) => wanted,
-            });
+            let both = settings.max_huge_pages.map_or(wanted, |rule| rule.and(wanted));
+            settings.max_huge_pages = Some(both);
         }
         Ok(settings)
     }
@@ -173,7 +168,9 @@ pub fn unavailable() -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use tiexec_core::config::EdgePolicy;
+    use tiexec_core::escape::AsShown;
     use tiexec_sys::seqpacket;
 
     use super::*;
@@ -245,6 +242,103 @@ mod tests {
         assert!((14 << 10..seqpacket::LONGEST).contains(&packet.len()), "{}", packet.len());
     }
 
+    /// Text that an attacker would try as a value, or as the name of a key.
+    fn hostile() -> impl Strategy<Value = String> {
+        let known = [
+            "",
+            "0",
+            "auto",
+            "pad",
+            "aggressive",
+            "conservative",
+            "true",
+            "edges",
+            "max-huge-pages",
+            "18446744073709551615",
+            "18446744073709551616",
+            "-1",
+            "+8",
+            " 8",
+            "8\0",
+            "0x8",
+            "\u{661}",
+            "--backing=pagecache",
+            "pad,backing=pagecache",
+            "auto\nmax-huge-pages=9",
+            "../../etc",
+            "\u{1b}]0;x\u{7}",
+            "\u{202e}\u{9b}",
+            "{\"enable\":true}",
+            "backing",
+            "only",
+            "off",
+        ];
+        let long = (1_usize..=256 << 10).prop_map(|len| "9".repeat(len));
+        prop_oneof![
+            8 => proptest::sample::select(known.to_vec()).prop_map(str::to_owned),
+            2 => any::<u64>().prop_map(|number| number.to_string()),
+            2 => any::<String>(),
+            1 => long,
+        ]
+    }
+
+    fn keys() -> impl Strategy<Value = BTreeMap<String, String>> {
+        let prefix = proptest::sample::select(
+            &[PREFIX, PREFIX, PREFIX, "", "tiexec.io", "a/tiexec.io/"][..],
+        );
+        let key = (prefix, hostile()).prop_map(|(prefix, name)| format!("{prefix}{name}"));
+        proptest::collection::btree_map(key, hostile(), 0..40)
+    }
+
+    proptest! {
+        #[test]
+        fn hostile_annotations_never_get_more(
+            annotations in keys(),
+            labels in keys(),
+            rule_edges in proptest::sample::select(&[Edges::Conservative, Edges::Pad, Edges::Aggressive][..]),
+            rule_budget in proptest::option::of(prop_oneof![Just(Budget::Auto), (0_u64..100).prop_map(Budget::Pages)]),
+        ) {
+            let edges = EdgePolicy { edges: rule_edges, ..EdgePolicy::default() };
+            let rule = Settings { edges, max_huge_pages: rule_budget, ..Settings::default() };
+            let pod = Pod::new(("ns", "pod"), annotations.iter(), labels.iter());
+            prop_assert!(pod.keys.len() <= MOST);
+            for (key, value) in &pod.keys {
+                prop_assert!(key.starts_with(PREFIX) && key.len() <= LONGEST && value.len() <= LONGEST);
+                let given = labels.get(key).or(annotations.get(key)).unwrap();
+                prop_assert!(value.is_empty() || value == given, "a label counts before an annotation");
+            }
+            let news = News::There("uid".to_owned(), pod.clone());
+            let packet = serde_json::to_vec(&news).unwrap();
+            prop_assert!(packet.len() < seqpacket::LONGEST);
+            prop_assert_eq!(serde_json::from_slice::<News>(&packet).unwrap(), news);
+            match pod.settings(&rule) {
+                Ok(got) => {
+                    let is_no_wider = match rule_edges {
+                        Edges::Conservative => got.edges.edges == Edges::Conservative,
+                        Edges::Pad => got.edges.edges != Edges::Aggressive,
+                        Edges::Aggressive => true,
+                    };
+                    prop_assert!(is_no_wider);
+                    let is_no_more = match (rule_budget, got.max_huge_pages) {
+                        (None, _) => true,
+                        (Some(Budget::Auto), Some(Budget::Auto | Budget::AutoUpTo(_))) => true,
+                        (Some(Budget::Pages(rule)), Some(Budget::Pages(got) | Budget::AutoUpTo(got))) => got <= rule,
+                        _ => false,
+                    };
+                    prop_assert!(is_no_more, "{:?}", got.max_huge_pages);
+                    // Everything else is the rule's.
+                    let same = Settings { edges: rule.edges, max_huge_pages: rule.max_huge_pages, ..got };
+                    prop_assert_eq!(same, rule);
+                }
+                Err(why) => {
+                    let line = why.shown().to_string();
+                    prop_assert!(line.len() < 2048, "{}", line.len());
+                    prop_assert!(!line.chars().any(char::is_control), "{line}");
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_pod_gets_less_and_never_more() {
         let rule = |edges, max_huge_pages| {
@@ -258,11 +352,15 @@ mod tests {
         };
         let eight = Some(Budget::Pages(8));
         assert_eq!(of(&rule(Edges::Conservative, None)), (Edges::Conservative, eight));
-        assert_eq!(of(&rule(Edges::Aggressive, Some(Budget::Auto))), (Edges::Pad, eight));
+        assert_eq!(
+            of(&rule(Edges::Aggressive, Some(Budget::Auto))),
+            (Edges::Pad, Some(Budget::AutoUpTo(8)))
+        );
         let four = Some(Budget::Pages(4));
         assert_eq!(of(&rule(Edges::Pad, four)), (Edges::Pad, four));
         let auto = pod(&[("tiexec.io/max-huge-pages", "auto")]);
-        assert_eq!(auto.settings(&rule(Edges::Pad, four)).unwrap().max_huge_pages, four);
+        let both = auto.settings(&rule(Edges::Pad, four)).unwrap().max_huge_pages;
+        assert_eq!(both, Some(Budget::AutoUpTo(4)));
         for (key, value) in [("edges", "wide"), ("edges", ""), ("max-huge-pages", "many")] {
             let odd = pod(&[(&format!("tiexec.io/{key}"), value)]);
             assert!(odd.settings(&Settings::default()).unwrap_err().contains(key));

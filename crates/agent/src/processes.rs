@@ -8,7 +8,7 @@ use tiexec_core::proc::mountinfo;
 use tiexec_engine::identity::Identity;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::reopen::PathFile;
+use tiexec_sys::reopen::{self, PathFile};
 
 use crate::pods::{Pod, Pods};
 use crate::state::Whose;
@@ -70,7 +70,7 @@ impl Surroundings {
         let identity = Identity::of(process)?;
         let shown_exe = process.exe_path().ok()?;
         let held = PathFile::of_process(process, "exe").ok()?;
-        let ours = held.mount_id().is_some_and(|id| self.mounts.contains(&id));
+        let ours = reopen::mount_id(&held).is_some_and(|id| self.mounts.contains(&id));
         let path = shown_exe.strip_suffix(b" (deleted)").unwrap_or(&shown_exe);
         let status = process.status().ok()?;
         let cgroup = process.read("cgroup").unwrap_or_default();

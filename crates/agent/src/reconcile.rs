@@ -11,7 +11,7 @@ mod work;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use sd_notify::NotifyState;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::identity::Identity;
+use tiexec_remap::mapped::Copied;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, cgroup_namespace, interrupt, pidfd, process, with_symbols};
 
@@ -34,13 +35,14 @@ use crate::pod_watch::{PodWatch, Told};
 use crate::pods::Pods;
 use crate::processes::{Process, Surroundings, every};
 use crate::rules::{Rule, Rules};
-use crate::speak::{NoSocket, SOCKET, listen, listen_at};
+use crate::speak::{NoSocket, SOCKET, Server, listen, listen_at};
 use crate::state::{Build, State, Store, Whose};
 use crate::treat::FileState;
 use crate::verdicts::Verdicts;
 use crate::young::Young;
 
 use self::prove::{Proving, Unproved};
+use self::work::Aside;
 
 /// The longest time between two scans of all processes.
 pub const EVERY: Duration = Duration::from_secs(60);
@@ -87,8 +89,8 @@ struct Known {
     gap: Option<Duration>,
     /// The UID of its pod.
     pod_uid: Option<String>,
-    /// Bytes that were copied for it.
-    copied: u64,
+    /// The copies that it executes.
+    copies: Vec<Copied>,
     /// True if it had copies when the agent last worked on it.
     has_copies: bool,
     /// The last outcome.
@@ -114,7 +116,7 @@ impl Known {
             begun: None,
             gap: None,
             pod_uid: None,
-            copied: 0,
+            copies: Vec::new(),
             has_copies: false,
             last: None,
         }
@@ -167,15 +169,21 @@ pub struct Agent<'a> {
     looked_at_all: Option<Instant>,
     surroundings: Surroundings,
     wanted: VecDeque<Wanted>,
+    /// True once the agent has counted the copies that an earlier one made.
+    has_counted: bool,
     guard: Guard,
-    listener: Option<UnixListener>,
-    /// The listener at which everybody may ask for the figures.
-    metrics_listener: Option<TcpListener>,
+    server: Option<Server<UnixListener>>,
+    /// The socket at which everybody may ask for the figures.
+    metrics_server: Option<Server<TcpListener>>,
     metrics: Metrics,
     builds: HashMap<FileState, Build>,
     /// Programs of which a first process has been switched, and when.
     first: HashMap<Vec<u8>, Instant>,
     refused: HashMap<Whose, Instant>,
+    /// The time that the work on the processes of each user has taken. It counts half after each scan.
+    spent: HashMap<Whose, Duration>,
+    /// The work on a user's process.
+    aside: Option<Aside>,
     /// The watch of pods, if a rule asks for pods.
     pod_watch: Option<PodWatch>,
     /// The last message about each of these, so that it is said once.
@@ -227,19 +235,22 @@ impl<'a> Agent<'a> {
             looked_at_all: None,
             surroundings: Surroundings::default(),
             wanted: VecDeque::new(),
+            has_counted: false,
             guard,
-            listener: None,
-            metrics_listener: None,
+            server: None,
+            metrics_server: None,
             metrics: Metrics::new(),
             builds: HashMap::new(),
             first: HashMap::new(),
             refused: HashMap::new(),
+            spent: HashMap::new(),
+            aside: None,
             pod_watch: None,
             said: HashMap::new(),
         };
         if rustix::process::geteuid().is_root() {
             match listen() {
-                Ok(listener) => agent.listener = Some(listener),
+                Ok(listener) => agent.server = Some(Server::new(listener)),
                 Err(NoSocket::Another) => {
                     return Err(format!(
                         "cannot start: another tiexecd listens at {SOCKET}; fix: systemctl stop tiexecd, or end it"
@@ -295,7 +306,7 @@ impl<'a> Agent<'a> {
     pub fn answering_at(mut self, address: SocketAddr) -> Self {
         match listen_at(address) {
             Ok((listener, address)) => {
-                self.metrics_listener = Some(listener);
+                self.metrics_server = Some(Server::new(listener));
                 self.say(Level::Info, &format!("answers /metrics at {address}"));
             }
             Err(why) => {
@@ -306,18 +317,20 @@ impl<'a> Agent<'a> {
         self
     }
 
-    /// Runs until SIGTERM or SIGINT. No signal interrupts the work on a process.
+    /// Runs until SIGTERM or SIGINT. No signal interrupts the work on a process of the machine; that on a user's process ends.
     pub fn run(mut self) {
         interrupt::catch();
         process::block_signals();
         process::lift_descriptor_limit();
         self.read_rules();
-        self.read_state();
         self.read_verdicts();
         let _nobody_listens = sd_notify::notify(&[NotifyState::Ready]);
         loop {
             let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
             self.see_switch();
+            self.see_aside();
+            // A release from quarantine concerns processes that wait for nothing else.
+            self.read_state();
             self.read_events();
             self.read_pods();
             self.see_ends();
@@ -356,6 +369,9 @@ impl<'a> Agent<'a> {
             self.off = off;
             if off.is_some() {
                 self.end_canary();
+                if let Some(aside) = self.aside.take() {
+                    self.end_aside(aside);
+                }
             }
             self.say(Level::Info, &text);
             self.decide_anew();
@@ -425,8 +441,9 @@ impl<'a> Agent<'a> {
         if stamp == self.stamp && stamp.is_some() {
             return;
         }
+        // The stamp is older than the content: a change in between is read the next time.
         let (state, problem) = store.load();
-        self.stamp = store.stamp();
+        self.stamp = stamp;
         let unwritten = self.stamp.is_none() && problem.is_none();
         // If no state could be written to the file, only the memory holds it.
         if !unwritten && state != self.state {
@@ -585,6 +602,8 @@ impl<'a> Agent<'a> {
         self.metrics.set_reconcile(now.elapsed().as_secs_f64());
         self.first.retain(|_, since| since.elapsed() < LATEST);
         self.refused.retain(|_, since| since.elapsed() < PENALTY);
+        self.spent.values_mut().for_each(|spent| *spent /= 2);
+        self.spent.retain(|_, spent| !spent.is_zero());
     }
 
     /// Decides about the processes that are due.
@@ -640,8 +659,13 @@ impl<'a> Agent<'a> {
         let next = due.into_iter().chain(old).min();
         let next = next.map_or(EVERY, |next| next.saturating_duration_since(now));
         let idle = self.rules.least_age().is_none() && self.guard.is_empty();
-        let longest = if idle { EVERY / 2 } else { TICK };
+        let longest = if idle && self.aside.is_none() { EVERY / 2 } else { TICK };
         let longest = if self.publish.is_some() { longest.min(tell::PUBLISH) } else { longest };
+        let clients = [
+            self.server.as_ref().and_then(Server::patience),
+            self.metrics_server.as_ref().and_then(Server::patience),
+        ];
+        let next = clients.into_iter().flatten().fold(next, Duration::min);
         let time = next.clamp(Duration::from_millis(10), longest);
         let rest = SPACING.saturating_sub(self.read_at.elapsed()).min(time);
         if !idle && !rest.is_zero() && self.waits(Vec::new(), rest) {
@@ -654,9 +678,10 @@ impl<'a> Agent<'a> {
     /// Waits for at most `time`. Returns whether a signal, input or the end of a process arrived; true also if the wait
     /// failed.
     fn waits<'b>(&'b self, mut input: Vec<BorrowedFd<'b>>, time: Duration) -> bool {
-        input.extend(self.metrics_listener.as_ref().map(AsFd::as_fd));
-        input.extend(self.listener.as_ref().map(AsFd::as_fd));
+        input.extend(self.metrics_server.iter().flat_map(Server::descriptors));
+        input.extend(self.server.iter().flat_map(Server::descriptors));
         input.extend(self.pod_watch.as_ref().and_then(PodWatch::descriptor));
+        input.extend(self.aside.as_ref().map(|aside| aside.running.descriptor()));
         let ends: Vec<BorrowedFd<'_>> = self.guard.descriptors().collect();
         match pidfd::wait_for_any(&input, &ends, time) {
             Ok(ready) => interrupt::asked() || ready.iter().any(|one| one.input || one.hangup),

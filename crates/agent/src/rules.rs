@@ -17,17 +17,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use glob::{MatchOptions, Pattern};
 use rustix::fs::{Dir, FileType, Mode, OFlags};
 use serde::Serialize;
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::AsShown;
+use tiexec_core::pattern::{Pattern, Slashes};
 use tiexec_core::value::{parse_bytes, parse_duration};
 use tiexec_remap::systemd_units::with_kind;
-use tiexec_remap::trusted_directory;
+use tiexec_remap::trusted_directory::{self, Trust};
 use tiexec_sys::Errno;
 use toml::{Table, Value};
 
+use crate::matching_files::matching_files;
 use crate::measure::Measure;
 use crate::nodes::NodeShare;
 use crate::pods::{self, PREFIX, Pod};
@@ -51,13 +52,6 @@ const SETTINGS: [&str; 8] = [
     "settle",
     "max-huge-pages",
 ];
-
-/// The pattern rules of the shell: `*` does not match a slash, `**` does.
-const SHELLS: MatchOptions = MatchOptions {
-    case_sensitive: true,
-    require_literal_separator: true,
-    require_literal_leading_dot: false,
-};
 
 /// The action of a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -162,7 +156,7 @@ impl Rule {
         let fits = |pattern: &Option<Pattern>, value: Option<&[u8]>| {
             pattern.as_ref().is_none_or(|pattern| {
                 let text = value.and_then(|value| std::str::from_utf8(value).ok());
-                text.is_some_and(|text| pattern.matches_with(text, SHELLS))
+                text.is_some_and(|text| pattern.matches(text))
             })
         };
         // A pod controls its own paths, and can deceive only about itself. A rule for pods therefore accepts the path
@@ -180,7 +174,8 @@ impl Rule {
 
     /// Returns whether the rule matches every process that runs this file.
     fn takes_all_of(&self, program: &Path) -> bool {
-        let by_path = |pattern: &Pattern| pattern.matches_path_with(program, SHELLS);
+        let by_path =
+            |pattern: &Pattern| program.to_str().is_some_and(|program| pattern.matches(program));
         self.exe.as_ref().is_none_or(by_path)
             && self.unit.is_none()
             && self.cgroup.is_none()
@@ -274,13 +269,13 @@ impl Rules {
     pub fn read(directory: &Path) -> Self {
         let mut all = Self::default();
         let user = rustix::process::geteuid().as_raw();
-        let rule = trusted_directory::Rule { user, sticky: true, make: &[] };
+        let rule = trusted_directory::Rule { user, trust: Trust::Own { sticky: true }, make: &[] };
         let opened = match trusted_directory::open(directory, &rule) {
             Ok(Some((opened, _))) => opened,
             Ok(None) if directory == Path::new(DIRECTORY) => return all,
             Ok(None) => {
                 let what = "no such directory".to_owned();
-                let fix = format!("mkdir -p {}", directory.shown());
+                let fix = format!("mkdir -p {}", directory.word());
                 all.defects.push(Defect::of_directory(directory, what, Some(fix)));
                 return all;
             }
@@ -339,8 +334,7 @@ impl Rules {
         let mut found = Vec::new();
         for (index, rule) in self.rules.iter().enumerate() {
             let Some(pattern) = rule.exe.as_ref().filter(|_| rule.acts_here()) else { continue };
-            let Ok(paths) = glob::glob_with(pattern.as_str(), SHELLS) else { continue };
-            found.extend(paths.flatten().filter(|path| {
+            found.extend(matching_files(pattern).into_iter().filter(|path| {
                 let before = self.rules.get(..index).unwrap_or_default();
                 !before.iter().any(|earlier| !earlier.action.acts() && earlier.takes_all_of(path))
             }));
@@ -445,7 +439,7 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
         None => Ok(None),
         Some(text) => {
             let text = if key == "unit" { with_kind(&text) } else { text };
-            let read = Pattern::new(&text);
+            let read = Pattern::new(&text, Slashes::Apart);
             read.map(Some).map_err(|error| format!("{key} {text:?} is no pattern: {error}"))
         }
     };
@@ -608,7 +602,7 @@ fn text(directory: &OwnedFd, name: &[u8], user: u32, path: &Path) -> Result<Stri
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let because = |what: String, fix: &str| Mistake {
         what,
-        fix: Some(fix.replace("FILE", &path.shown().to_string())),
+        fix: Some(fix.replace("FILE", &path.word().to_string())),
     };
     let failed = |errno: rustix::io::Errno| match errno {
         rustix::io::Errno::LOOP => {

@@ -1,32 +1,36 @@
 //! The agent's HTTP server: `/status` and `/metrics` on a unix(7) socket, and `/metrics` alone at a TCP address.
 //!
-//! The agent has one thread, which must not block while programs wait. A client therefore has 0.2 s to send its request
-//! and 0.2 s to read the answer.
+//! The agent has one thread, which must not block while programs wait. So it serves all clients at the same time, and
+//! waits for none. A client has 5 s from its connection to the end of its answer. If there are too many clients, the
+//! oldest of the user or the machine with the most clients goes, so that nobody keeps others away by half a request.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::Mode;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use tiexec_remap::trusted_directory::{self, Rule};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use tiexec_remap::files;
+use tiexec_remap::trusted_directory::{self, Rule, Trust};
 
 /// The directory of the socket, in which only root can create names.
 const DIRECTORY: &str = "/run/tiexec";
 /// The socket.
 pub const SOCKET: &str = "/run/tiexec/agent.sock";
+const NAME: &str = "agent.sock";
 /// The group whose members may connect.
 const GROUP: &str = "tiexec";
-/// The time that a client has to send its request, and again to read the answer.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// The time that a client has to send its request and to read the answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// The pause before the agent writes again to a client that reads slowly.
+const AGAIN: Duration = Duration::from_millis(50);
 /// Most bytes of a request.
 const LONGEST: usize = 4096;
-/// Most clients that the agent answers before it continues its other work.
-const MOST: usize = 4;
+/// Most clients of a socket.
+const MOST: usize = 64;
 
 /// An answer: its content type, and the content.
 pub(crate) type Answer = (&'static str, String);
@@ -51,30 +55,18 @@ impl From<String> for NoSocket {
 /// # Errors
 /// Another agent listens there, another user could have replaced the directory, or the socket cannot be made.
 pub(crate) fn listen() -> Result<UnixListener, NoSocket> {
-    let path = Path::new(SOCKET);
-    let rule = Rule { user: 0, sticky: true, make: &[0o755] };
-    match trusted_directory::open(Path::new(DIRECTORY), &rule) {
-        Ok(Some(_)) => {}
+    let rule = Rule { user: 0, trust: Trust::Own { sticky: true }, make: &[0o755] };
+    let directory = match trusted_directory::open(Path::new(DIRECTORY), &rule) {
+        Ok(Some((directory, _))) => directory,
         Ok(None) => return Err("there is no /run".to_owned().into()),
         Err(distrust) => return Err(distrust.to_string().into()),
-    }
-    if UnixStream::connect(path).is_ok() {
+    };
+    if UnixStream::connect(SOCKET).is_ok() {
         return Err(NoSocket::Another);
     }
-    if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
-        let _somebody_did = std::fs::remove_file(path);
-    }
-    let text = |error: io::Error| error.to_string();
-    // The umask keeps other users from connecting before the mode is set.
-    let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-    let bound = UnixListener::bind(path);
-    rustix::process::umask(before);
-    let listener = bound.map_err(text)?;
-    if let Some(group) = group() {
-        chown(path, None, Some(group)).map_err(text)?;
-    }
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o660)).map_err(text)?;
-    listener.set_nonblocking(true).map_err(text)?;
+    let listener = files::listen(&directory, NAME, 0o660, group());
+    let listener = listener.map_err(|error| error.to_string())?;
+    listener.set_nonblocking(true).map_err(|error| error.to_string())?;
     Ok(listener)
 }
 
@@ -90,22 +82,33 @@ pub(crate) fn listen_at(address: SocketAddr) -> io::Result<(TcpListener, SocketA
 }
 
 /// A socket to which clients connect.
-pub(crate) trait Listener {
-    type Client: Read + Write + AsFd;
-    fn accept_client(&self) -> io::Result<Self::Client>;
+pub(crate) trait Listener: AsFd {
+    /// Accepts a client that waits.
+    ///
+    /// # Errors
+    /// The errors of accept(2).
+    fn accept_client(&self) -> io::Result<(OwnedFd, Peer)>;
+}
+
+/// The origin of a client. A user can have many processes, and a machine many connections.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Peer {
+    User(Option<u32>),
+    Machine(IpAddr),
 }
 
 impl Listener for UnixListener {
-    type Client = UnixStream;
-    fn accept_client(&self) -> io::Result<UnixStream> {
-        self.accept().map(|(client, _)| client)
+    fn accept_client(&self) -> io::Result<(OwnedFd, Peer)> {
+        let (client, _) = self.accept()?;
+        let user = rustix::net::sockopt::socket_peercred(&client).map(|of| of.uid.as_raw());
+        Ok((client.into(), Peer::User(user.ok())))
     }
 }
 
 impl Listener for TcpListener {
-    type Client = TcpStream;
-    fn accept_client(&self) -> io::Result<TcpStream> {
-        self.accept().map(|(client, _)| client)
+    fn accept_client(&self) -> io::Result<(OwnedFd, Peer)> {
+        let (client, address) = self.accept()?;
+        Ok((client.into(), Peer::Machine(address.ip())))
     }
 }
 
@@ -118,53 +121,121 @@ fn group() -> Option<u32> {
     })
 }
 
-/// Answers the clients that wait.
-pub(crate) fn answer(listener: &impl Listener, mut of: impl FnMut(&str) -> Option<Answer>) {
-    for _ in 0..MOST {
-        let Ok(mut client) = listener.accept_client() else { return };
-        let Ok(()) = rustix::io::ioctl_fionbio(&client, false) else { continue };
-        let Some(path) = asked(&mut client) else { continue };
-        let (status, (kind, content)) = match of(&path) {
-            Some(answer) => ("200 OK", answer),
-            None => ("404 Not Found", ("text/plain", "/metrics\n".to_owned())),
-        };
-        let head = format!(
-            "HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
-            content.len()
-        );
-        let _may_have_gone = write(&mut client, (head + &content).as_bytes());
-    }
+/// A socket, and the clients that have connected to it. None of them makes the agent or another client wait.
+#[derive(Debug)]
+pub(crate) struct Server<L> {
+    listener: L,
+    /// The oldest first.
+    clients: Vec<Client>,
 }
 
-/// Writes all bytes, or fails after [`PATIENCE`].
-fn write(client: &mut (impl Write + AsFd), mut bytes: &[u8]) -> io::Result<()> {
-    let end = Instant::now() + PATIENCE;
-    while !bytes.is_empty() {
-        set_socket_timeout(&*client, Timeout::Send, Some(left(end)?))?;
-        let count = client.write(bytes)?;
-        bytes = &bytes[count..];
-    }
-    Ok(())
+#[derive(Debug)]
+struct Client {
+    stream: OwnedFd,
+    peer: Peer,
+    since: Instant,
+    request: Vec<u8>,
+    /// The rest of the answer. `None` until the request is there.
+    answer: Option<Vec<u8>>,
 }
 
-/// Returns the path of a request; `None` if the input is no request or does not arrive within [`PATIENCE`].
-fn asked(client: &mut (impl Read + AsFd)) -> Option<String> {
-    let end = Instant::now() + PATIENCE;
-    let mut request = Vec::new();
-    while !request.windows(4).any(|end| end == b"\r\n\r\n") {
-        set_socket_timeout(&*client, Timeout::Recv, Some(left(end).ok()?)).ok()?;
-        let mut buffer = [0; 512];
-        match client.read(&mut buffer) {
-            Ok(count @ 1..) if request.len() < LONGEST => request.extend(&buffer[..count]),
-            _ => return None,
+/// What is to come from a client.
+#[derive(PartialEq, Eq)]
+enum Next {
+    More,
+    Nothing,
+}
+
+impl<L: Listener> Server<L> {
+    pub(crate) fn new(listener: L) -> Self {
+        Self { listener, clients: Vec::new() }
+    }
+
+    /// Returns the descriptors that have input if a client connects or asks.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let asking = self.clients.iter().filter(|client| client.answer.is_none());
+        asking.map(|client| client.stream.as_fd()).chain([self.listener.as_fd()])
+    }
+
+    /// Returns the time after which a client needs the agent, whether or not there is input.
+    pub(crate) fn patience(&self) -> Option<Duration> {
+        let client = self.clients.first()?;
+        let is_slow = self.clients.iter().any(|client| client.answer.is_some());
+        let left = PATIENCE.saturating_sub(client.since.elapsed());
+        Some(if is_slow { left.min(AGAIN) } else { left })
+    }
+
+    /// Does what can be done for the clients now.
+    pub(crate) fn serve(&mut self, mut of: impl FnMut(&str) -> Option<Answer>) {
+        self.clients.retain_mut(|client| client.go_on(&mut of) == Next::More);
+        for _ in 0..2 * MOST {
+            let Ok((stream, peer)) = self.listener.accept_client() else { return };
+            let request = Vec::new();
+            let mut client = Client { stream, peer, since: Instant::now(), request, answer: None };
+            if client.go_on(&mut of) == Next::Nothing {
+                continue;
+            }
+            if self.clients.len() == MOST {
+                self.drop_one();
+            }
+            self.clients.push(client);
         }
     }
-    path(&request).map(str::to_owned)
+
+    /// Drops the oldest client of the peer that has the most.
+    fn drop_one(&mut self) {
+        let count = |peer| self.clients.iter().filter(|client| client.peer == peer).count();
+        let most = self.clients.iter().map(|client| count(client.peer)).max();
+        let busiest = self.clients.iter().position(|client| Some(count(client.peer)) == most);
+        busiest.map(|at| self.clients.remove(at));
+    }
 }
 
-fn left(end: Instant) -> io::Result<Duration> {
-    let left = end.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+impl Client {
+    /// Reads and writes as much as is possible without waiting.
+    fn go_on(&mut self, of: &mut impl FnMut(&str) -> Option<Answer>) -> Next {
+        if self.since.elapsed() >= PATIENCE {
+            return Next::Nothing;
+        }
+        while self.answer.is_none() {
+            let mut buffer = [0; 512];
+            match rustix::net::recv(&self.stream, &mut buffer[..], RecvFlags::DONTWAIT) {
+                Ok((count @ 1.., _)) if self.request.len() + count <= LONGEST => {
+                    self.request.extend(&buffer[..count]);
+                }
+                Err(Errno::AGAIN) => return Next::More,
+                Err(Errno::INTR) => continue,
+                _ => return Next::Nothing,
+            }
+            if self.request.windows(4).any(|end| end == b"\r\n\r\n") {
+                let Some(path) = path(&self.request) else { return Next::Nothing };
+                self.answer = Some(answer(of(path)));
+            }
+        }
+        while let Some(rest) = self.answer.as_mut().filter(|rest| !rest.is_empty()) {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::send(&self.stream, rest, flags) {
+                Ok(count) => drop(rest.drain(..count)),
+                Err(Errno::AGAIN) => return Next::More,
+                Err(Errno::INTR) => {}
+                Err(_gone) => return Next::Nothing,
+            }
+        }
+        Next::Nothing
+    }
+}
+
+/// Returns the bytes of an answer.
+fn answer(answer: Option<Answer>) -> Vec<u8> {
+    let (status, (kind, content)) = match answer {
+        Some(answer) => ("200 OK", answer),
+        None => ("404 Not Found", ("text/plain", "/metrics\n".to_owned())),
+    };
+    let head = format!(
+        "HTTP/1.0 {status}\r\nContent-Type: {kind}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        content.len()
+    );
+    (head + &content).into_bytes()
 }
 
 fn path(request: &[u8]) -> Option<&str> {

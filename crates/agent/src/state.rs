@@ -2,7 +2,7 @@
 //!
 //! The state is one JSON file, written whole and renamed (`kept`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::path::Path;
 use std::time::SystemTime;
@@ -21,6 +21,12 @@ const AGENT: &str = ".agent";
 const VERSION: u32 = 1;
 /// Most entries in the state from the crashes of one user.
 const MOST_OF_A_USER: usize = 64;
+/// Most entries from the crashes of all users together.
+const MOST_OF_USERS: usize = 512;
+/// Most entries that count for all. The agent attaches to nothing long before there are so many.
+const MOST_FOR_ALL: usize = 512;
+/// Most bytes of a path in an entry. The owner of a process decides how long its path is.
+const LONGEST_PATH: usize = 256;
 /// The number of crashed builds of one rule that switches the rule off.
 const BUILDS_OF_A_RULE: usize = 2;
 /// The number of crashed builds on the machine after which the agent only observes.
@@ -132,14 +138,39 @@ impl State {
         if self.quarantine.iter().any(|one| one.build == new.build && one.whose() == new.whose()) {
             return;
         }
-        if new.uid.is_some() {
-            let mut of_user = self.quarantine.iter().filter(|one| one.whose() == new.whose());
-            if of_user.clone().count() >= MOST_OF_A_USER {
-                let oldest = of_user.next().cloned();
-                self.quarantine.retain(|one| Some(one) != oldest.as_ref());
-            }
-        }
         self.quarantine.push(new);
+        self.bound();
+    }
+
+    /// Drops what exceeds the limits, and shortens paths, so that the file never grows beyond what is read back. The
+    /// entries that count for all stay: the oldest entry goes of those users who have the most. A new entry for all goes
+    /// if there are too many.
+    fn bound(&mut self) {
+        for one in &mut self.quarantine {
+            shorten(&mut one.exe);
+        }
+        let mut for_all = 0;
+        self.quarantine.retain(|one| {
+            for_all += usize::from(one.uid.is_none());
+            one.uid.is_some() || for_all <= MOST_FOR_ALL
+        });
+        let mut counts: HashMap<Whose, usize> = HashMap::new();
+        for whose in self.quarantine.iter().filter_map(Quarantined::whose) {
+            *counts.entry(whose).or_default() += 1;
+        }
+        let mut all: usize = counts.values().sum();
+        while let Some(most) = counts.values().copied().max()
+            && (most > MOST_OF_A_USER || all > MOST_OF_USERS)
+        {
+            let is_of_most = |one: &Quarantined| {
+                one.whose().is_some_and(|whose| counts.get(&whose) == Some(&most))
+            };
+            let Some(oldest) = self.quarantine.iter().position(is_of_most) else { break };
+            if let Some(whose) = self.quarantine.remove(oldest).whose() {
+                counts.insert(whose, most - 1);
+            }
+            all -= 1;
+        }
     }
 
     /// Removes the builds with this build ID or this digest, and returns them.
@@ -153,6 +184,19 @@ impl State {
         self.quarantine = kept;
         out
     }
+}
+
+/// Keeps the end of a path, which names the program.
+fn shorten(path: &mut String) {
+    if path.len() <= LONGEST_PATH {
+        return;
+    }
+    const CUT: &str = "...";
+    let mut from = path.len() - (LONGEST_PATH - CUT.len());
+    while !path.is_char_boundary(from) {
+        from += 1;
+    }
+    *path = format!("{CUT}{}", &path[from..]);
 }
 
 /// The time now, in seconds since 1970.
@@ -212,7 +256,10 @@ impl Store {
     /// Changes the state that is in the file now, and writes it. Returns the state, and the reason if it could not be
     /// written.
     pub fn update(&self, change: impl FnOnce(&mut State)) -> (State, Option<String>) {
-        self.0.update(NAME, VERSION, change)
+        self.0.update(NAME, VERSION, |state: &mut State| {
+            change(state);
+            state.bound();
+        })
     }
 
     /// Returns the stamp of the file; `None` if there is no file.
@@ -223,6 +270,8 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn crash(build_id: &str, rule: &str, uid: Option<u32>) -> Quarantined {
@@ -244,6 +293,74 @@ mod tests {
         assert_eq!(state.release("b").len(), 1);
         assert!(!state.is_off("r") && !state.only_observes());
         assert!(state.release("none").is_empty());
+    }
+
+    /// What an attacker chooses: the owner, one of many; the build; the path.
+    fn hostile() -> impl Strategy<Value = Quarantined> {
+        let letter = "[ -~\u{80}-\u{ffff}]";
+        let path = (proptest::string::string_regex(letter).unwrap(), 0..4096_usize);
+        let whose = (0..20_u32, proptest::option::of("[ab]{1,63}"));
+        (path, whose, 0..10_000_u32, 1..32_i32).prop_map(
+            |((letter, count), (uid, namespace), build, signal)| Quarantined {
+                exe: letter.repeat(count),
+                namespace,
+                signal,
+                ..crash(&build.to_string(), "r", Some(uid))
+            },
+        )
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(8))]
+        #[test]
+        fn a_storm_of_crashes_of_many_users_pushes_nothing_of_roots_out(
+            storm in proptest::collection::vec(hostile(), 700),
+            roots in proptest::collection::vec(0..700_usize, 3),
+        ) {
+            let place = tempfile::tempdir().unwrap();
+            let store = Store::open(place.path()).unwrap();
+            let mut expected = BTreeSet::new();
+            for (chunk, entries) in storm.chunks(175).enumerate() {
+                let (_, problem) = store.update(|state| {
+                    for (index, entry) in entries.iter().enumerate() {
+                        state.add(entry.clone());
+                        if roots.contains(&(chunk * 175 + index)) {
+                            let id = format!("root{index}");
+                            expected.insert(id.clone());
+                            state.add(crash(&id, "r", None));
+                        }
+                    }
+                });
+                prop_assert_eq!(problem, None);
+                let (state, problem) = store.load();
+                prop_assert_eq!(problem, None);
+                let for_all = state.quarantine.iter().filter(|one| one.uid.is_none());
+                let for_all: BTreeSet<_> = for_all.map(|one| one.build.build_id.clone()).collect();
+                prop_assert_eq!(&for_all, &expected);
+                prop_assert!(state.quarantine.len() <= MOST_OF_USERS + expected.len());
+                // The last crash counts at once, whoever has how many entries.
+                let last = &entries[entries.len() - 1];
+                prop_assert!(state.quarantined(&last.build, &last.whose().unwrap()).is_some());
+            }
+            let written = std::fs::metadata(place.path().join(NAME)).unwrap().len();
+            prop_assert!(written < crate::kept::LONGEST, "{}", written);
+        }
+    }
+
+    #[test]
+    fn the_largest_state_can_be_read_back() {
+        let mut state = State::default();
+        // JSON escapes each of these, and the namespace and the rule are as long as they may be.
+        let path = "\\\"".repeat(2048);
+        for entry in 0..2 * (MOST_FOR_ALL + MOST_OF_USERS) {
+            let uid = (entry % 2 == 0).then(|| u32::MAX - u32::try_from(entry).unwrap());
+            let crash = crash(&format!("{entry:0128}"), &"r".repeat(64), uid);
+            let namespace = uid.map(|_| "n".repeat(63));
+            state.add(Quarantined { exe: path.clone(), namespace, ..crash });
+        }
+        assert_eq!(state.quarantine.len(), MOST_FOR_ALL + MOST_OF_USERS);
+        let written = serde_json::to_vec_pretty(&state).unwrap().len() as u64;
+        assert!(written < crate::kept::LONGEST / 2, "{written}");
     }
 
     #[test]

@@ -3,16 +3,18 @@
 //! The child notes each start and each outcome in a memory file, which the agent reads afterwards. The agent therefore
 //! knows what was done even if the child did not finish.
 
+use std::collections::HashSet;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use tiexec_core::config::Settings;
 use tiexec_core::coverage::huge_by_backing;
-use tiexec_core::proc::maps;
+use tiexec_core::proc::maps::FileId;
 use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_engine::hottest::Hot;
 use tiexec_engine::identity::Identity;
@@ -21,10 +23,11 @@ use tiexec_engine::policy::policy;
 use tiexec_engine::retry::may_pass;
 use tiexec_remap::build_id::{build_id, text_key};
 use tiexec_remap::images::Images;
-use tiexec_remap::workers::{self, Pool};
+use tiexec_remap::mapped::{Copied, copies};
+use tiexec_remap::workers::{self, Aside, Pool};
 use tiexec_remap::{Failure, open_exe};
-use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, areas};
 
 use crate::off;
 use crate::rules::{Action, Rule};
@@ -74,8 +77,8 @@ pub(crate) struct Outcome {
     pub(crate) huge_bytes: u64,
     /// Bytes of text in huge pages, by backing.
     pub(crate) backings: Vec<(String, u64)>,
-    /// Bytes that were copied for the process.
-    pub(crate) copied: u64,
+    /// The copies that the process executes.
+    pub(crate) copies: Vec<Copied>,
     /// Microseconds for which the threads were stopped.
     pub(crate) stop_us: Option<u64>,
 }
@@ -111,36 +114,83 @@ pub(crate) struct Told {
     pub(crate) outcome: Option<Outcome>,
 }
 
-/// Does the jobs one after the other, in a child process. Returns what is known about each job.
+/// The memory file with the notes of a child process.
+struct Notes(File);
+
+impl Notes {
+    fn new() -> Result<Self, String> {
+        let notes = memfd_create(c"tiexecd-notes", MemfdFlags::CLOEXEC);
+        notes.map(|file| Self(file.into())).map_err(|errno| errno.to_string())
+    }
+
+    fn write(&self, note: &Note) {
+        if let Ok(mut line) = serde_json::to_string(note) {
+            line.push('\n');
+            let _no_memory = (&self.0).write_all(line.as_bytes());
+        }
+    }
+
+    /// Reads what is known about the work on each of these processes.
+    fn read(mut self, pids: &[Pid]) -> Result<Vec<Told>, String> {
+        let mut told: Vec<Told> = pids.iter().map(|_| Told::default()).collect();
+        let place = |raw: i32| pids.iter().position(|pid| pid.as_raw_nonzero().get() == raw);
+        self.0.seek(SeekFrom::Start(0)).map_err(|error| error.to_string())?;
+        for line in BufReader::new(&self.0).lines().map_while(Result::ok) {
+            match serde_json::from_str(&line) {
+                Ok(Note::Known { pid, file, build } | Note::Began { pid, file, build }) => {
+                    if let Some(at) = place(pid) {
+                        told[at].build = Some((file, build));
+                    }
+                }
+                Ok(Note::Done { pid, outcome }) => {
+                    if let Some(at) = place(pid) {
+                        told[at].outcome = Some(outcome);
+                    }
+                }
+                Err(_cut) => {}
+            }
+        }
+        Ok(told)
+    }
+}
+
+/// The knowledge of the agent on which the work depends.
+#[derive(Clone, Copy)]
+pub(crate) struct Given<'a> {
+    /// Returns the build of a file whose text was hashed before.
+    pub(crate) known: &'a dyn Fn(&FileState) -> Option<Build>,
+    /// The quarantine.
+    pub(crate) state: &'a State,
+    /// The verdicts of canaries.
+    pub(crate) verdicts: &'a Verdicts,
+    /// The bytes of copies that may still be made.
+    pub(crate) copies_left: u64,
+}
+
+/// Does the jobs one after the other, in a child process. Returns what is known about each job. `counted` are the copies
+/// that count already.
 ///
 /// # Errors
 /// There is no memory for the notes.
 pub(crate) fn all(
     jobs: &[Job<'_>],
-    known: &dyn Fn(&FileState) -> Option<Build>,
-    (state, verdicts): (&State, &Verdicts),
-    mut copies_left: u64,
+    mut given: Given<'_>,
+    mut counted: HashSet<FileId>,
     mut gave_up: impl FnMut(Pid, &Failure),
 ) -> Result<Vec<Told>, String> {
-    let notes = memfd_create(c"tiexecd-notes", MemfdFlags::CLOEXEC);
-    let mut notes = notes.map(File::from).map_err(|errno| errno.to_string())?;
+    let notes = Notes::new()?;
     let pids: Vec<Pid> = jobs.iter().map(|job| job.pid).collect();
-    let (mut pen, mut images) = (&notes, Images::default());
-    let mut write = |note: &Note| {
-        if let Ok(mut line) = serde_json::to_string(note) {
-            line.push('\n');
-            let _no_memory = pen.write_all(line.as_bytes());
-        }
-    };
+    let mut images = Images::default();
     workers::each_apart(
         &pids,
         LONGEST,
         |pid, pool| {
             let Some(job) = jobs.iter().find(|job| job.pid == pid) else { return 1 };
-            let outcome =
-                one(job, known, (state, verdicts), copies_left, &mut images, pool, &mut write);
-            copies_left = copies_left.saturating_sub(outcome.copied);
-            write(&Note::Done { pid: pid.as_raw_nonzero().get(), outcome });
+            let outcome = one(job, given, &mut images, pool, &notes);
+            let new = outcome.copies.iter().filter(|(copy, _)| counted.insert(*copy));
+            let new: u64 = new.map(|(_, bytes)| bytes).sum();
+            given.copies_left = given.copies_left.saturating_sub(new);
+            notes.write(&Note::Done { pid: pid.as_raw_nonzero().get(), outcome });
             0
         },
         |pid, failure| {
@@ -148,36 +198,72 @@ pub(crate) fn all(
             1
         },
     );
-    let mut told: Vec<Told> = jobs.iter().map(|_| Told::default()).collect();
-    let place = |raw: i32| jobs.iter().position(|job| job.pid.as_raw_nonzero().get() == raw);
-    notes.seek(SeekFrom::Start(0)).map_err(|error| error.to_string())?;
-    for line in BufReader::new(&notes).lines().map_while(Result::ok) {
-        match serde_json::from_str(&line) {
-            Ok(Note::Known { pid, file, build } | Note::Began { pid, file, build }) => {
-                if let Some(at) = place(pid) {
-                    told[at].build = Some((file, build));
-                }
-            }
-            Ok(Note::Done { pid, outcome }) => {
-                if let Some(at) = place(pid) {
-                    told[at].outcome = Some(outcome);
-                }
-            }
-            Err(_cut) => {}
-        }
+    notes.read(&pids)
+}
+
+/// The work on one process, in a child process that nobody waits for. Dropping this value ends the work.
+pub(crate) struct Running {
+    pid: Pid,
+    notes: Notes,
+    work: Aside,
+    until: Instant,
+}
+
+impl Running {
+    /// Begins a job.
+    ///
+    /// # Errors
+    /// The notes get no memory, or the work gets no process.
+    pub(crate) fn begin(job: &Job<'_>, given: Given<'_>) -> Result<Self, String> {
+        let notes = Notes::new()?;
+        let pid = job.pid;
+        let work = Aside::start(|answers| {
+            let outcome = one(job, given, &mut Images::default(), &mut Pool::default(), &notes);
+            notes.write(&Note::Done { pid: pid.as_raw_nonzero().get(), outcome });
+            let _unheard = answers.write_all(&[0]);
+        });
+        let work = work.map_err(|failure| failure.to_string())?;
+        Ok(Self { pid, notes, work, until: workers::time_out_of(LONGEST) })
     }
-    Ok(told)
+
+    /// Returns a descriptor that is readable once the work has ended.
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.work.answers().as_fd()
+    }
+
+    /// Returns whether the work has ended, or takes too long.
+    pub(crate) fn is_over(&self) -> bool {
+        let waits = |error: &std::io::Error| error.kind() == ErrorKind::WouldBlock;
+        let answer = self.work.answers().read(&mut [0]);
+        !answer.as_ref().is_err_and(waits) || Instant::now() >= self.until
+    }
+
+    /// Ends the work. Returns what is known about it, and why it did not finish if it was [over](Self::is_over).
+    ///
+    /// # Errors
+    /// The notes cannot be read.
+    pub(crate) fn end(self) -> Result<(Told, Option<String>), String> {
+        let (is_over, is_late) = (self.is_over(), Instant::now() >= self.until);
+        let Self { pid, notes, work, .. } = self;
+        drop(work);
+        let told = notes.read(&[pid])?.pop().unwrap_or_default();
+        let failure = match is_late {
+            true => workers::unfinished(LONGEST),
+            false => Failure::new(FailureKind::HelperDied, "its tracer ended"),
+        };
+        let is_unfinished = is_over && told.outcome.is_none();
+        Ok((told, is_unfinished.then(|| failure.to_string())))
+    }
 }
 
 fn one(
     job: &Job<'_>,
-    known: &dyn Fn(&FileState) -> Option<Build>,
-    (state, verdicts): (&State, &Verdicts),
-    copies_left: u64,
+    given: Given<'_>,
     images: &mut Images,
     pool: &mut Pool,
-    write: &mut dyn FnMut(&Note),
+    notes: &Notes,
 ) -> Outcome {
+    let Given { known, state, verdicts, copies_left } = given;
     if let Some(off) = off::now() {
         return Outcome::of(off.as_str(), format_args!("{} is there", off.file()));
     }
@@ -214,7 +300,7 @@ fn one(
                 return Outcome { text_bytes, ..Outcome::of("not_better", detail) };
             }
             Standing::Unknown => {
-                write(&Note::Known { pid: job.pid.as_raw_nonzero().get(), file, build });
+                notes.write(&Note::Known { pid: job.pid.as_raw_nonzero().get(), file, build });
                 let detail = "no canary has found this build to be better on this machine";
                 return Outcome { text_bytes, ..Outcome::of("canary_required", detail) };
             }
@@ -235,10 +321,10 @@ fn one(
     if Identity::of(&locked.target.process) != Some(job.identity) {
         return Outcome::of("changed", "it is another program by now");
     }
-    if job.had_copies && !locked.has_text_of_ours() {
+    if job.had_copies && locked.has_text_of_ours() == Some(false) {
         return Outcome { text_bytes, ..Outcome::of("reverted", "somebody has reverted it") };
     }
-    write(&Note::Began { pid: job.pid.as_raw_nonzero().get(), file, build });
+    notes.write(&Note::Began { pid: job.pid.as_raw_nonzero().get(), file, build });
     attach(&locked, settings, images)
 }
 
@@ -253,8 +339,14 @@ fn attach(locked: &LockedTarget, settings: &Settings, images: &mut Images) -> Ou
         Ok(done) => done,
         Err(failure) => {
             locked.record_refusal(&failure);
-            let has_copies = locked.has_text_of_ours();
-            return Outcome { switched: has_copies, has_copies, ..Outcome::failed(&failure) };
+            let has_copies = locked.has_text_of_ours() == Some(true);
+            let copies = copies(&locked.target.process);
+            return Outcome {
+                switched: has_copies,
+                has_copies,
+                copies,
+                ..Outcome::failed(&failure)
+            };
         }
     };
     locked.record_attach(&attached);
@@ -263,17 +355,35 @@ fn attach(locked: &LockedTarget, settings: &Settings, images: &mut Images) -> Ou
         Some(failure) => Outcome::failed(failure),
     };
     let stop = attached.stop.map(|stop| stop.lasted.as_micros());
-    let has_copies = locked.has_text_of_ours();
+    let has_copies = locked.has_text_of_ours() == Some(true);
     Outcome {
         switched: attached.touched_it() || has_copies,
         has_copies,
         text_bytes: report.text_bytes,
         huge_bytes: report.huge_bytes,
         backings: huge_by_backing(&report.files).into_iter().collect(),
-        copied: attached.bytes_copied,
+        // The kernel says which copies there are, whichever of TiExec's processes made them.
+        copies: copies(&locked.target.process),
         stop_us: stop.and_then(|micros| u64::try_from(micros).ok()),
         ..outcome
     }
+}
+
+/// The time limit for reading the maps of all processes of one user.
+const COUNTING: Duration = Duration::from_secs(5);
+
+/// Returns the copies that each process executes.
+///
+/// # Errors
+/// The processes do not let their maps be read in time.
+pub(crate) fn copies_of(pids: &[Pid]) -> Result<Vec<(i32, Vec<Copied>)>, Failure> {
+    let told = workers::told_apart(COUNTING, || {
+        let of = |pid: &Pid| Some((pid.as_raw_nonzero().get(), copies(&ProcDir::of(*pid).ok()?)));
+        let all: Vec<(i32, Vec<Copied>)> = pids.iter().filter_map(of).collect();
+        serde_json::to_vec(&all).unwrap_or_default()
+    })?;
+    serde_json::from_slice(&told)
+        .map_err(|_cut| Failure::new(FailureKind::HelperDied, "its answer was cut"))
 }
 
 /// Brings the program's file into huge pages of the page cache, if root or the agent's user owns it: no other user may
@@ -295,8 +405,8 @@ fn warm(process: &ProcDir, text_bytes: u64) -> Outcome {
 
 /// Returns how many bytes of text the process maps.
 fn text_bytes(process: &ProcDir) -> u64 {
-    let vmas = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
-    let text = vmas.iter().flatten().filter(|vma| vma.is_text());
+    let vmas = areas::vmas(process).unwrap_or_default();
+    let text = vmas.iter().filter(|vma| vma.is_text());
     text.map(|vma| vma.range.len()).sum()
 }
 

@@ -19,6 +19,26 @@ pub enum Budget {
     Pages(u64),
     /// The pages from which the model expects a gain.
     Auto,
+    /// The same, but at most this number. Two budgets together are one of this kind; no text is parsed as it.
+    AutoUpTo(u64),
+}
+
+impl Budget {
+    /// Returns the budget that allows only what both allow.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        use Budget::{Auto, AutoUpTo, Pages};
+        match (self, other) {
+            (Pages(one), Pages(other)) => Pages(one.min(other)),
+            (Auto, Auto) => Auto,
+            (Auto, Pages(most) | AutoUpTo(most)) | (Pages(most) | AutoUpTo(most), Auto) => {
+                AutoUpTo(most)
+            }
+            (AutoUpTo(one), Pages(other) | AutoUpTo(other)) | (Pages(one), AutoUpTo(other)) => {
+                AutoUpTo(one.min(other))
+            }
+        }
+    }
 }
 
 impl FromStr for Budget {
@@ -39,6 +59,7 @@ impl fmt::Display for Budget {
         match self {
             Self::Pages(most) => write!(f, "{most}"),
             Self::Auto => f.write_str("auto"),
+            Self::AutoUpTo(most) => write!(f, "auto, at most {most}"),
         }
     }
 }
@@ -96,7 +117,7 @@ impl fmt::Display for Choice {
             let which = if pages.is_empty() { "" } else { ", the first" };
             return write!(f, "{which}: it was not seen executing");
         }
-        if self.budget == Budget::Auto.to_string() && *samples < ENOUGH_SAMPLES {
+        if self.budget.starts_with("auto") && *samples < ENOUGH_SAMPLES {
             return write!(f, ": {samples} samples are too few to tell");
         }
         write!(

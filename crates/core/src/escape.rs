@@ -19,10 +19,19 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a>(&'a [u8]);
 
+/// Bytes of a name, shown as one word of a command that a person may copy into a shell.
+#[derive(Clone, Copy, Debug)]
+pub struct Word<'a>(Shown<'a>);
+
 /// Values that can be shown.
 pub trait AsShown {
     /// Returns the value for a message or a table: one line, without any character that acts on a terminal.
     fn shown(&self) -> Shown<'_>;
+
+    /// Returns the same for a command: in quotes if a shell would take it for more or less than one word.
+    fn word(&self) -> Word<'_> {
+        Word(self.shown())
+    }
 }
 
 impl AsShown for [u8] {
@@ -59,6 +68,18 @@ impl fmt::Display for Shown<'_> {
             }
         }
         f.pad(&text)
+    }
+}
+
+impl fmt::Display for Word<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,+@%".contains(letter);
+        let shown = self.0.to_string();
+        if !shown.is_empty() && shown.chars().all(plain) {
+            f.write_str(&shown)
+        } else {
+            write!(f, "'{}'", shown.replace('\'', "'\\''"))
+        }
     }
 }
 

@@ -158,6 +158,11 @@ impl Parts {
         self.segments().any(|part| part.meets(vma) && part.agrees(vma))
     }
 
+    /// Returns whether a mapping of the file still shows this place; `vmas` are in address order.
+    pub fn is_shown_by(&self, vmas: &[Vma], file: FileId) -> bool {
+        in_range(vmas, self.extent()).any(|vma| vma.file == file && self.agrees(vma))
+    }
+
     /// Returns whether the VMA, of this file, lies between segments and says nothing for or against this place: a rest
     /// of ld.so's first mapping there, or a rest of a widened mapping.
     fn is_between(&self, vma: &Vma) -> bool {
@@ -226,6 +231,15 @@ impl Parts {
         }
         gaps.extend(AddrRange::new(at, range.end()).filter(|gap| !gap.is_empty()));
         gaps
+    }
+
+    /// Returns what a revert maps back in the place of a copy of `range`, ascending; `None` if this place does not tell: no part
+    /// or a closed one is there, or the place is in doubt. In doubt, the bytes can identify text, but nothing else.
+    pub fn content_of_copy(&self, range: AddrRange) -> Option<Vec<Part>> {
+        let content: Vec<Part> = self.within(range).collect();
+        let only_text = matches!(&content[..], [part] if part.text && part.range == range);
+        (!content.is_empty() && !self.is_closed(range) && (self.is_certain() || only_text))
+            .then_some(content)
     }
 
     /// Returns whether a segment that may be written to, or is odd, has addresses in `range`.

@@ -72,6 +72,8 @@ fn compare(mut one: &[u8], mut other: &[u8]) -> Ordering {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn cache(entries: &[(&str, &str, u32, u64)]) -> Vec<u8> {
@@ -126,6 +128,27 @@ mod tests {
         let mut many = whole;
         many[20..24].fill(0xff);
         assert_eq!(find(&many, b"libz.so"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_hostile_cache_gives_only_its_own_bytes(
+            damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..40),
+            name in "libz?[0-9]{0,24}(\\.so)?",
+        ) {
+            let mut file = cache(&[("libz9.so", "/9", FLAGS, 0), ("libz.so", "/0", FLAGS, 0)]);
+            for (at, byte) in damage {
+                // The words of the header and of the entries are what leads elsewhere.
+                let at = MAGIC.len() + at.index(file.len() - MAGIC.len());
+                file[at] = byte;
+            }
+            if let Some(path) = find(&file, name.as_bytes()) {
+                let inside = file.as_ptr_range();
+                let found = path.as_ptr_range();
+                prop_assert!(inside.start <= found.start && found.end < inside.end);
+                prop_assert!(!path.contains(&0));
+            }
+        }
     }
 
     #[test]

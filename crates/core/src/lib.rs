@@ -6,7 +6,7 @@
 //! everything here is tested with captured text and by property.
 
 #![forbid(unsafe_code)]
-#![deny(clippy::disallowed_methods, reason = "names reach people by tiexec_core::escape only")]
+#![cfg_attr(not(test), deny(clippy::disallowed_methods, reason = "see clippy.toml"))]
 
 pub mod addr;
 pub mod area;
@@ -22,6 +22,7 @@ pub mod marks;
 pub mod notes;
 pub mod numa;
 pub mod order;
+pub mod pattern;
 pub mod perf;
 pub mod plan;
 pub mod pmu_counts;

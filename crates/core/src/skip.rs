@@ -63,7 +63,8 @@ reasons! {
     /// mapping.
     CutInPieces = "cut_in_pieces",
     /// `--select`, `--only` or `--except` leaves the text out. TiExec also leaves alone text that is mapped writable
-    /// or shared, text in a memfd, text of a file of which nothing else is mapped, and kernel threads.
+    /// or shared, text in a memfd, and kernel threads. It copies no text that a revert could not put back: that of a file that is not
+    /// ELF, or of which nothing else is mapped near by.
     NotSelected = "not_selected",
     /// The text is colder than the huge pages that `--max-huge-pages` took.
     Budget = "budget",

@@ -59,7 +59,7 @@ impl Hot {
         sampling.until(Instant::now().checked_add(time), || false, |_| {})?;
         // Only `auto` needs to know what a page walk costs on this machine.
         let time = match budget {
-            Budget::Auto => miss_time(pages),
+            Budget::Auto | Budget::AutoUpTo(_) => miss_time(pages),
             Budget::Pages(_) => MissTime::USUAL,
         };
         Ok(Self { tally: sampling.end(), budget, time, policy })

@@ -25,8 +25,19 @@ use crate::policy::unsupported;
 
 /// How long staging may take: the process runs meanwhile.
 const STAGING: Duration = Duration::from_secs(30);
-/// How long to look for a thread that takes a stop well.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// The search for a thread that takes a stop well.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Search {
+    /// How long it may take.
+    pub patience: Duration,
+    /// How long earlier searches in the same process have taken.
+    pub looked: Duration,
+}
+
+impl Search {
+    /// The only search in a process.
+    pub const ONLY: Self = Self { patience: Duration::from_secs(2), looked: Duration::ZERO };
+}
 
 /// How long the whole work on one process of other credentials may take.
 pub const LONGEST: Duration = Duration::from_secs(60);
@@ -42,6 +53,8 @@ pub struct LockedTarget {
     pub target: Target,
     /// Held as long as this TiExec works on the process.
     pub lock: Lock,
+    /// How the orders search for a thread.
+    pub search: Search,
     workers: Workers,
 }
 
@@ -74,7 +87,7 @@ impl LockedTarget {
             Lock::take(process)
         })?;
         let workers = pool.workers(&target)?;
-        Ok(Self { target, lock, workers })
+        Ok(Self { target, lock, search: Search::ONLY, workers })
     }
 
     /// Opens and locks this very process.
@@ -84,7 +97,7 @@ impl LockedTarget {
     pub fn this() -> Result<Self, Failure> {
         let target = this_process()?;
         let lock = Lock::take(&target.process)?;
-        Ok(Self { target, lock, workers: Workers::none() })
+        Ok(Self { target, lock, search: Search::ONLY, workers: Workers::none() })
     }
 
     /// Returns the order to treat the process. Its deadline is that of staging, not that of a launch.
@@ -95,7 +108,9 @@ impl LockedTarget {
             policy: Policy { deadline: STAGING, ..policy },
             allowed: None,
             private_copies: PrivateCopies::All,
-            patience: PATIENCE,
+            patience: self.search.patience,
+            looked: self.search.looked,
+            record: self.lock.record(),
             batches: true,
             common_filters: 0,
         }
@@ -106,10 +121,9 @@ impl LockedTarget {
         start_time(&self.target.process)
     }
 
-    /// Returns whether the process has text of ours; false if that is not known.
-    pub fn has_text_of_ours(&self) -> bool {
-        let has = |pages| mapped::has_text_of_ours(&self.target.process, pages);
-        thp::pages().and_then(has) == Some(true)
+    /// Returns whether the process has text of TiExec's; `None` if its maps cannot be read.
+    pub fn has_text_of_ours(&self) -> Option<bool> {
+        mapped::has_text_of_ours(&self.target.process, thp::pages()?)
     }
 
     /// Writes a record of an attach, if it did something to the process.

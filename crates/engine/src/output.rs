@@ -1,8 +1,8 @@
 //! Files that are written for the user: reports, pages, figures.
 //!
-//! Root may be told to write in a directory where other users create names too, such as `/tmp`. So TiExec writes a new
-//! file beside the name, and puts it in place whole by rename(2). No reader finds half a file, and a link that another
-//! user put there leads nowhere.
+//! Root may be told to write in a directory where other users create names too, such as `/tmp`. So TiExec follows no
+//! link of theirs ([`trusted_directory`]), writes a new file beside the name, and puts it in place whole by rename(2)
+//! ([`files`](tiexec_remap::files)). No reader finds half a file.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -13,13 +13,18 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Access, AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno as RawErrno;
 use tiexec_core::escape;
+use tiexec_remap::files::New;
+use tiexec_remap::trusted_directory::{self, Distrust};
+use tiexec_sys::Errno;
 use tiexec_sys::process::without_write_signals;
 use tiexec_sys::startup::output_is_closed;
 use tiexec_sys::with_symbols;
-use tiexec_sys::{Errno, random};
+
+/// The mode of a new file, before the umask.
+const MODE: u32 = 0o666;
 
 /// Why the output cannot be written there.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,6 +45,15 @@ impl From<RawErrno> for Refusal {
 impl From<io::Error> for Refusal {
     fn from(error: io::Error) -> Self {
         Self(with_symbols(&error.to_string()))
+    }
+}
+
+impl From<Distrust> for Refusal {
+    fn from(distrust: Distrust) -> Self {
+        match distrust.source {
+            Some(errno) => Self(errno.to_string()),
+            None => Self(format!("{distrust}; fix: {}", distrust.fix())),
+        }
     }
 }
 
@@ -73,14 +87,10 @@ impl Output {
     /// # Errors
     /// The obstacle.
     pub fn at(path: &Path) -> Result<Self, Refusal> {
-        let is_descriptor = is_descriptor(path);
         let name = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/"));
         let Some(name) = name else { return refused("it is a directory") };
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let parent = parent.unwrap_or(Path::new("."));
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = rustix::fs::openat(CWD, parent, flags, Mode::empty())?;
-        let what = if is_descriptor { What::Descriptor } else { what(&directory, name)? };
+        let directory = trusted_directory::of_file(path)?;
+        let what = if is_descriptor(path) { What::Descriptor } else { what(&directory, name)? };
         Ok(Self { directory, name: name.to_owned(), what })
     }
 
@@ -92,9 +102,9 @@ impl Output {
     pub fn write(&self, product: &[u8]) -> Result<(), Refusal> {
         match self.what {
             What::File => {
-                let (mut file, new) = self.make()?;
-                let written = file.write_all(product).map_err(Refusal::from);
-                self.settle(&new, written.and_then(|()| self.put(&new)))
+                let mut new = New::beside(&self.directory, &self.name, MODE)?;
+                new.file().write_all(product)?;
+                Ok(new.put(&self.name)?)
             }
             _ => Ok(self.open_there(OFlags::empty())?.write_all(product)?),
         }
@@ -108,39 +118,13 @@ impl Output {
     pub fn open(&self) -> Result<File, Refusal> {
         match self.what {
             What::File => {
-                let (file, new) = self.make()?;
-                self.settle(&new, self.put(&new))?;
+                let mut new = New::beside(&self.directory, &self.name, MODE)?;
+                let file = new.file().try_clone()?;
+                new.put(&self.name)?;
                 Ok(file)
             }
             _ => self.open_there(OFlags::NONBLOCK),
         }
-    }
-
-    /// Makes a new file beside the name.
-    fn make(&self) -> Result<(File, OsString), Refusal> {
-        let flags =
-            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        loop {
-            let new = new_name(&self.name)?;
-            match rustix::fs::openat(&self.directory, &new, flags, Mode::from_raw_mode(0o666)) {
-                Ok(file) => return Ok((file.into(), new)),
-                Err(RawErrno::EXIST) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-        }
-    }
-
-    /// Puts the new file in its place. It replaces what is there, even a link that came meanwhile.
-    fn put(&self, new: &OsStr) -> Result<(), Refusal> {
-        Ok(rustix::fs::renameat(&self.directory, new, &self.directory, &self.name)?)
-    }
-
-    /// Removes the new file if it could not be put there.
-    fn settle<T>(&self, new: &OsStr, done: Result<T, Refusal>) -> Result<T, Refusal> {
-        if done.is_err() {
-            let _stays = rustix::fs::unlinkat(&self.directory, new, AtFlags::empty());
-        }
-        done
     }
 
     /// Opens the file that is there already.
@@ -218,17 +202,6 @@ fn kind(stat: &Stat, may_make: bool) -> Result<What, Refusal> {
         }
         _ => refused("it is neither a file, nor a pipe, nor a terminal"),
     }
-}
-
-/// Returns a name for the new file that nobody can guess; otherwise another user could create each such file first.
-fn new_name(name: &OsStr) -> Result<OsString, Refusal> {
-    let random = random::word().map_err(|error| Refusal(error.to_string()))?;
-    // The name may have the greatest length, which leaves no room for the rest.
-    let name = &name.as_bytes()[..name.len().min(200)];
-    let mut new = OsString::from(".");
-    new.push(OsStr::from_bytes(name));
-    new.push(format!(".{random:016x}"));
-    Ok(new)
 }
 
 /// Returns standard output.

@@ -6,11 +6,10 @@ use tiexec_advise::itlb::MissTime;
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::perf::samples::What;
-use tiexec_core::proc::maps;
 use tiexec_remap::headroom;
 use tiexec_sys::perf_sampler::{Clock, Heirs, Sampler, Woken};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, jump_timing, process, split_pages};
+use tiexec_sys::{Errno, Pid, SysError, areas, jump_timing, process, split_pages};
 use tiexec_tracee::threads;
 
 /// How often the buffers are emptied.
@@ -51,7 +50,7 @@ impl Sampling {
         // on.
         let mut tally = Tally::new(base);
         for (pid, process) in &living {
-            if let Some(vmas) = process.read("maps").ok().and_then(|text| maps::parse(&text).ok()) {
+            if let Ok(vmas) = areas::vmas(process) {
                 tally.add_process(number(*pid), &vmas);
             }
         }

@@ -10,6 +10,7 @@ use tiexec_sys::{Pid, SysError, areas};
 use crate::attach::look_at_jit;
 use crate::launch::restart;
 use crate::mapped::originals;
+use crate::workers::Workers;
 use crate::{numa_placement, store, systemd_units};
 
 /// Reports how much of a process's text the kernel says is huge.
@@ -23,7 +24,8 @@ pub fn report(pid: Pid, process: &ProcDir, pages: Pages) -> Result<Report, SysEr
     numa_placement::tell(pid, &mut entries, pages);
     store::memory::tell(&mut entries);
     let comm = String::from_utf8_lossy(&status.name).into_owned();
-    let files = coverage(&entries, pages, &[], &originals(process, &entries, pages));
+    let files =
+        coverage(&entries, pages, &[], &originals(process, &Workers::none(), &entries, pages));
     let mut report =
         Report::new(Kind::Inspect, pid.as_raw_nonzero().get().unsigned_abs(), comm, files);
     report.jit = look_at_jit(process, &entries, pages).unwrap_or_default();

@@ -23,7 +23,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fstat, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, flock, fstat, openat, statat};
 use tiexec_core::proc::stat;
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::process::INITIAL_PID_NAMESPACE;
@@ -32,6 +32,7 @@ use tiexec_sys::{Errno, Pid, SysError, process};
 use tiexec_tracee::Failure;
 
 use crate::credentials;
+use crate::files;
 use crate::runtime_directory;
 
 /// The file in the directory whose time says when files of ended processes were last removed.
@@ -103,7 +104,7 @@ impl Drop for Lock {
         match &self.0 {
             Held::File { directory, name, file, taken_by } if *taken_by == process::this() => {
                 if fstat(file).is_ok_and(|stat| stat.st_size == 0) && is_at(directory, name, file) {
-                    let _stays_for_the_sweep = unlinkat(directory, name.as_str(), AtFlags::empty());
+                    let _stays_for_the_sweep = files::remove(directory, name);
                 }
                 unlock(file);
             }
@@ -155,10 +156,9 @@ fn busy() -> Failure {
 
 /// Opens the file of that name, creating it if needed, and locks it. Returns `None` while another process holds it.
 fn take_in(directory: &OwnedFd, name: &str) -> Result<Option<File>, SysError> {
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     loop {
-        let file = openat(directory, name, flags, Mode::RUSR | Mode::WUSR);
-        let file = File::from(file.map_err(SysError::of("open of a lock"))?);
+        let file =
+            files::open_or_create(directory, name).map_err(SysError::of("open of a lock"))?;
         if !try_lock(&file)? {
             return Ok(None);
         }
@@ -223,14 +223,13 @@ fn sweep(directory: &OwnedFd) {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let Ok(file) = openat(directory, text, flags, Mode::empty()) else { continue };
         if try_lock(&file) == Ok(true) && is_at(directory, text, &file) {
-            let _next_time = unlinkat(directory, text, AtFlags::empty());
+            let _next_time = files::remove(directory, text);
         }
     }
 }
 
 /// Returns whether the directory was swept a short time ago. If not, records that it is swept now.
 fn was_swept(directory: &OwnedFd) -> bool {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let age = statat(directory, SWEPT, AtFlags::SYMLINK_NOFOLLOW).ok().and_then(|stat| {
         let at = SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(stat.st_mtime).ok()?);
         at.elapsed().ok()
@@ -238,8 +237,8 @@ fn was_swept(directory: &OwnedFd) -> bool {
     if age.is_some_and(|age| age < SWEEP_EVERY) {
         return true;
     }
-    let Ok(file) = openat(directory, SWEPT, flags, Mode::RUSR | Mode::WUSR) else { return true };
-    let _it_is_swept_more_often = File::from(file).set_modified(SystemTime::now());
+    let Ok(file) = files::open_or_create(directory, SWEPT) else { return true };
+    let _it_is_swept_more_often = file.set_modified(SystemTime::now());
     false
 }
 

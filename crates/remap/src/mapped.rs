@@ -8,11 +8,11 @@ use std::rc::Rc;
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::area::Area;
-use tiexec_core::coverage::is_ours;
+use tiexec_core::coverage::{IMAGE_NAME_PREFIX, is_ours};
 use tiexec_core::file_ranges::{Part, Parts, in_range};
 use tiexec_core::marks::Marks;
 use tiexec_core::proc::auxv;
-use tiexec_core::proc::maps::{self, FileId, Vma};
+use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, SysError, areas};
@@ -20,7 +20,7 @@ use tiexec_tracee::Failure;
 use tiexec_tracee::arch;
 
 use crate::open_mapped::open_mapped;
-use crate::program::elf_facts;
+use crate::program::loads;
 use crate::target_file::TargetFile;
 use crate::workers::Workers;
 
@@ -71,7 +71,7 @@ impl<'a> Layouts<'a> {
         vmas: &'a [Vma],
         pages: Pages,
     ) -> Self {
-        let plain = vmas.iter().filter(|vma| is_plain(vma)).collect();
+        let plain = plain(vmas);
         Self { process, workers, pages, vmas, plain, opened: HashMap::new(), asked_of_all: 0 }
     }
 
@@ -84,12 +84,7 @@ impl<'a> Layouts<'a> {
             return opened.clone();
         }
         let opened = open_mapped(self.process, self.workers, vma).map(|file| {
-            let places = elf_facts(&file).map_or_else(
-                |_no_elf| Vec::new(),
-                |(_, facts)| {
-                    Parts::find(&facts.loads, self.pages.base, self.vmas, vma.file, is_ours)
-                },
-            );
+            let places = Parts::find(&loads(&file), self.pages.base, self.vmas, vma.file, is_ours);
             Rc::new(Mapped { file, id: vma.file, places })
         });
         self.opened.insert(vma.file, opened.clone());
@@ -166,12 +161,13 @@ impl<'a> Layouts<'a> {
             let text = parts.text_bytes(vma.range);
             // A revert maps text first, so the remains of a huge page hold less text than the page did.
             let is_rest = pages != vma.range;
-            parts.is_certain()
-                && parts.continues_text(vma)
+            parts.continues_text(vma)
                 && !parts.is_closed(vma.range)
                 && text < if is_rest { parts.text_bytes(pages) } else { vma.range.len() }
         };
-        let parts = file.places.iter().find(is_wide)?.clone();
+        // A file may have thousands of places that are in doubt. They come last.
+        let certain = file.places.iter().take_while(|parts| parts.is_certain());
+        let parts = { certain }.find(is_wide)?.clone();
         Some((file, parts))
     }
 
@@ -206,6 +202,17 @@ impl<'a> Layouts<'a> {
         }
         found
     }
+}
+
+/// Returns the VMAs of files that could be a program's, for [`is_found_beside`].
+pub(crate) fn plain(vmas: &[Vma]) -> Vec<&Vma> {
+    vmas.iter().filter(|vma| is_plain(vma)).collect()
+}
+
+/// Returns whether the file `id` is among those that a revert examines for a copy at `copy`. `plain` are the [plain] VMAs as
+/// they are beside the copy, in address order.
+pub(crate) fn is_found_beside(plain: &[&Vma], copy: &Vma, id: FileId) -> bool {
+    beside(plain, copy).iter().any(|vma| vma.file == id)
 }
 
 /// Returns whether a VMA maps a file that could be a program's or a library's.
@@ -281,9 +288,9 @@ pub(crate) fn is_marked_widened(process: &ProcDir, area: &Area) -> bool {
 
 /// Returns the text that, by the headers of their files, belongs where text of ours is, as VMAs of its own. Text
 /// whose place is in doubt is left out.
-pub fn originals(process: &ProcDir, entries: &[Area], pages: Pages) -> Vec<Vma> {
+pub fn originals(process: &ProcDir, workers: &Workers, entries: &[Area], pages: Pages) -> Vec<Vma> {
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    Layouts::new(process, &Workers::none(), &vmas, pages).originals(entries)
+    Layouts::new(process, workers, &vmas, pages).originals(entries)
 }
 
 /// Returns the marks of a process's address space.
@@ -295,11 +302,10 @@ pub(crate) fn marks(process: &ProcDir, pages: Pages) -> Option<Marks> {
 /// Returns whether a process has text of ours, or mappings that a dead TiExec left; `None` if its maps cannot be
 /// read.
 pub fn has_text_of_ours(process: &ProcDir, pages: Pages) -> Option<bool> {
-    let maps = match process.read("maps") {
+    let vmas = match areas::vmas(process) {
         Err(SysError { errno: Errno::SRCH | Errno::NOENT, .. }) => return Some(false),
-        maps => maps.ok()?,
+        vmas => vmas.ok()?,
     };
-    let vmas = maps::parse(&maps).ok()?;
     if vmas.iter().any(|vma| vma.is_text() && is_ours(vma))
         || marks(process, pages).is_some_and(|marks| !marks.left(&vmas).is_empty())
     {
@@ -311,6 +317,25 @@ pub fn has_text_of_ours(process: &ProcDir, pages: Pages) -> Option<bool> {
     Some(texts.any(|vma| {
         layouts.widened(vma).is_some() && is_marked_widened(process, &Area::of(vma.clone()))
     }))
+}
+
+/// A copy of text in memory, and the bytes of it that a process maps.
+pub type Copied = (FileId, u64);
+
+/// Returns the copies of text that a process executes; an empty list if its maps cannot be read. Processes may share a
+/// copy.
+pub fn copies(process: &ProcDir) -> Vec<Copied> {
+    let vmas = areas::vmas(process).unwrap_or_default();
+    let mut copies: Vec<Copied> = Vec::new();
+    for vma in vmas.iter().filter(|vma| vma.name.starts_with(IMAGE_NAME_PREFIX)) {
+        // An image holds the copies one behind the other, so the end of the last one is its size.
+        let end = vma.file_offset + vma.range.len();
+        match copies.iter_mut().find(|(file, _)| *file == vma.file) {
+            Some((_, bytes)) => *bytes = end.max(*bytes),
+            None => copies.push((vma.file, end)),
+        }
+    }
+    copies
 }
 
 /// Returns whether the range holds nothing but filler.

@@ -1,12 +1,15 @@
 //! The NUMA nodes on which TiExec puts copies, and those on which text lies.
 
+use std::fs::File;
+
 use tiexec_core::addr::{Pages, RemoteAddr};
 use tiexec_core::area::Area;
 use tiexec_core::numa::{self, Numa, OnNode};
 use tiexec_core::proc::stat;
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::Pid;
-use tiexec_sys::numa_nodes::{node_of_processor, nodes_of, usable_nodes};
+use tiexec_sys::numa_nodes::{node_of_processor, nodes_of, nodes_with_memory, usable_nodes};
+use tiexec_sys::pagemap_scan::present;
 use tiexec_sys::procfs::ProcDir;
 
 use tiexec_tracee::Failure;
@@ -35,10 +38,23 @@ pub fn tell(process: Pid, areas: &mut [Area], pages: Pages) {
     if bytes > LONGEST {
         return;
     }
+    let only = only_node(process);
     for area in areas.iter_mut().filter(|area| area.vma.is_text()) {
-        let Some(nodes) = nodes_of_text(process, area, pages) else { return };
+        let on_it = only.as_ref().and_then(|(node, pagemap)| {
+            let bytes = present(pagemap, area.vma.range).ok()?;
+            Some((bytes > 0).then_some(OnNode { node: *node, bytes }).into_iter().collect())
+        });
+        let Some(nodes) = on_it.or_else(|| nodes_of_text(process, area, pages)) else { return };
         area.nodes = nodes;
     }
+}
+
+/// Returns the machine's node, if it has one only, and the process's pagemap. The pagemap then tells all: how much of a text is
+/// in memory. It tells that much faster than `move_pages`.
+fn only_node(process: Pid) -> Option<(u32, File)> {
+    let [node] = nodes_with_memory()[..] else { return None };
+    let pagemap = ProcDir::of(process).and_then(|process| process.open_file("pagemap", false));
+    Some((node, pagemap.ok()?))
 }
 
 /// Asks the kernel once for each huge page, and once for every other page. Returns `None` if the kernel does not

@@ -1,18 +1,24 @@
 //! Messages that appear once a day only.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, Mode, OFlags, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 
-use crate::runtime_directory;
+use crate::{files, runtime_directory};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// Most records. A message that finds no room for its record appears each time, so that nobody can suppress the
+/// messages about another's program.
+const MOST: usize = 4096;
 
 /// Returns whether no message about `subject` appeared within a day, and records that one appears now. Always
 /// `true` if this user has no directory for the record. The records are empty files; older ones are removed.
 pub fn first_today(subject: &[u8]) -> bool {
     let Ok(directory) = runtime_directory::open("told") else { return true };
+    let mut records = 0;
     if let Ok(entries) = rustix::fs::Dir::read_from(&directory) {
         for entry in entries.flatten() {
             let name = entry.file_name();
@@ -21,13 +27,16 @@ pub fn first_today(subject: &[u8]) -> bool {
                 (SystemTime::UNIX_EPOCH + at).elapsed().ok()
             });
             // A time in the future comes from a clock that was set back.
+            records += 1;
             if age.is_none_or(|age| age >= DAY) {
-                let _another_removed_it = unlinkat(&directory, name, AtFlags::empty());
+                let _another_removed_it =
+                    files::remove(&directory, OsStr::from_bytes(name.to_bytes()));
             }
         }
     }
     let name = blake3::hash(subject).to_hex();
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-    let noted = openat(&directory, name.as_str(), flags, Mode::RUSR | Mode::WUSR);
-    !matches!(noted, Err(Errno::EXIST))
+    if records >= MOST && statat(&directory, name.as_str(), AtFlags::SYMLINK_NOFOLLOW).is_err() {
+        return true;
+    }
+    !matches!(files::create(&directory, name.as_str(), 0o600), Err(Errno::EXIST))
 }

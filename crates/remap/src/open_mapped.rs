@@ -12,7 +12,6 @@
 //!   namespace. In another one the same path may lead elsewhere.
 
 use std::fs::File;
-use std::sync::Arc;
 
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::maps::{FileId, Vma};
@@ -25,33 +24,9 @@ use tiexec_sys::{Errno, Pid, SysError, procmap_query, thp};
 use tiexec_tracee::Failure;
 
 use crate::credentials;
+use crate::file_systems::{LOCAL, OVERLAY, mounts_of};
 use crate::target_file::TargetFile;
 use crate::workers::Workers;
-
-/// File systems whose pages come from this kernel and a local device, or from memory.
-const LOCAL: [&[u8]; 18] = [
-    b"bcachefs",
-    b"btrfs",
-    b"erofs",
-    b"exfat",
-    b"ext2",
-    b"ext3",
-    b"ext4",
-    b"f2fs",
-    b"hugetlbfs",
-    b"iso9660",
-    b"ramfs",
-    b"rootfs",
-    b"squashfs",
-    b"tmpfs",
-    b"udf",
-    b"vfat",
-    b"xfs",
-    b"zfs",
-];
-
-/// The most bytes of mountinfo that are read.
-const MOST_MOUNTS: u64 = 4 << 20;
 
 /// Opens the file that `vma` of `process` maps: in the reader, if `workers` has one.
 ///
@@ -64,8 +39,12 @@ pub(crate) fn open_mapped(
     workers: &Workers,
     vma: &Vma,
 ) -> Result<TargetFile, Failure> {
+    let file = by_mapping(process, vma)?;
+    if let Some(known) = file.as_ref().and_then(|file| workers.known(file)) {
+        return Ok(TargetFile::Apart(known));
+    }
     let trusted = credentials::are_ours(process);
-    let file = match by_mapping(process, vma)? {
+    let file = match file {
         Some(file) => {
             if !trusted {
                 must_be_local_by(process, Some(&file), vma)?;
@@ -75,11 +54,8 @@ pub(crate) fn open_mapped(
         }
         None => by_path(process, vma, trusted)?,
     };
-    match workers.reader() {
-        Some(reader) => {
-            let (id, facts) = reader.open(&file)?;
-            Ok(TargetFile::Apart(Arc::clone(reader), id, facts))
-        }
+    match workers.open(&file)? {
+        Some(opened) => Ok(TargetFile::Apart(opened)),
         None => file.open().map(TargetFile::Here).map_err(gone(vma)),
     }
 }
@@ -91,7 +67,7 @@ pub(crate) fn open_mapped(
 pub fn open_exe(process: &ProcDir) -> Result<File, Failure> {
     let file = PathFile::of_process(process, "exe").map_err(Failure::unreadable)?;
     if !credentials::are_ours(process) {
-        let id = file.mount_id();
+        let id = reopen::mount_id(&file);
         must_be_local(process, |mount| Some(mount.id) == id, "its program")?;
     }
     if !file.identity().is_ok_and(|identity| identity.regular) {
@@ -187,7 +163,7 @@ fn must_be_local_by(process: &ProcDir, file: Option<&PathFile>, vma: &Vma) -> Re
     let name = vma.path().shown().to_string();
     match file {
         Some(file) => {
-            let id = file.mount_id();
+            let id = reopen::mount_id(file);
             must_be_local(process, |mount| Some(mount.id) == id, &name)
         }
         None => {
@@ -204,19 +180,19 @@ fn must_be_local(
     is_its: impl Fn(&Mount<'_>) -> bool,
     name: &str,
 ) -> Result<(), Failure> {
-    let own = ProcDir::this_process().and_then(|this| this.read_limited("mountinfo", MOST_MOUNTS));
+    let own = ProcDir::this_process().and_then(|this| mounts_of(&this));
     let own = own.unwrap_or_default();
     let own_mounts = mountinfo::parse(&own);
     let mut theirs = Vec::new();
     let is_known = own_mounts.iter().any(&is_its);
     if !is_known {
-        theirs = process.read_limited("mountinfo", MOST_MOUNTS).map_err(Failure::unreadable)?;
+        theirs = mounts_of(process).map_err(Failure::unreadable)?;
     }
     let their_mounts = mountinfo::parse(&theirs);
     let Some(mount) = own_mounts.iter().chain(&their_mounts).find(|mount| is_its(mount)) else {
         return Err(foreign(name, b"a file system that is not mounted where the process sees it"));
     };
-    let is_local = if mount.kind != b"overlay" {
+    let is_local = if mount.kind != OVERLAY {
         LOCAL.contains(&mount.kind)
     } else {
         // A user can mount an overlay in namespaces of its own, over a file system of its own.
@@ -236,7 +212,7 @@ fn must_be_local(
 fn has_local_layers(overlay: &Mount<'_>, own_mounts: &[Mount<'_>]) -> bool {
     let of_init = mounts_of_init().unwrap_or_default();
     let of_init = mountinfo::parse(&of_init);
-    let is_it = |mount: &Mount<'_>| mount.kind == b"overlay" && mount.device == overlay.device;
+    let is_it = |mount: &Mount<'_>| mount.kind == OVERLAY && mount.device == overlay.device;
     let mounts: &[Mount<'_>] =
         if of_init.iter().any(|mount| is_it(mount) && mount.mount_point != b"/") {
             &of_init
@@ -264,7 +240,7 @@ fn mounts_of_init() -> Option<Vec<u8>> {
     let uids = init.status().ok()?.credentials.uids;
     let is_root = !uids.is_empty() && uids.iter().all(|&uid| uid == 0);
     let is_believed = is_same("ns/user")? && is_root && mounted_by_us(&init);
-    is_believed.then(|| init.read_limited("mountinfo", MOST_MOUNTS).ok())?
+    is_believed.then(|| mounts_of(&init).ok())?
 }
 
 /// Returns whether the mounts that the process sees can come only from holders of rights in this process's own user

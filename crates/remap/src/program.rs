@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
-use tiexec_core::elf::{ElfFacts, ElfHeader};
+use tiexec_core::elf::{ElfFacts, ElfHeader, LoadSegment};
 use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::{Backing, Means, Plan, plan};
 use tiexec_core::proc::{auxv, maps, smaps, stat};
@@ -25,7 +25,7 @@ use crate::order::Order;
 use crate::pagecache;
 use crate::policy::Policy;
 use crate::store::{BuildOrder, Store, StoredImage};
-use crate::target_file::{ReadAt, of_roots_at};
+use crate::target_file::{ReadAt, TargetFile, of_roots_at};
 
 /// The facts about a program held at its exec stop.
 pub(crate) struct Program {
@@ -224,6 +224,16 @@ fn folios(
     let len = exe.metadata().map_or(0, |meta| meta.len());
     let chunks = image.chunks(bias, pages, edges, len);
     pagecache::prepare(exe, &chunks, pages, deadline).unwrap_or_default()
+}
+
+/// Returns the LOAD segments of a file that a process maps; none if it is not an ELF file for this machine. A reader's file
+/// is read once.
+pub(crate) fn loads(file: &TargetFile) -> Vec<LoadSegment> {
+    let read = || elf_facts(file).map_or_else(|_no_elf| Vec::new(), |(_, facts)| facts.loads);
+    match file {
+        TargetFile::Here(_) => read(),
+        TargetFile::Apart(opened) => opened.loads.get_or_init(read).clone(),
+    }
 }
 
 /// Reads the headers of the program's file.

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use tiexec_core::escape::AsShown;
 
-use crate::trusted_directory::{self, Rule};
+use crate::trusted_directory::{self, Rule, Trust};
 
 /// The parent of root's directories.
 const SYSTEM: &str = "/run/tiexec";
@@ -30,18 +30,18 @@ pub(crate) fn open(name: &str) -> Result<OwnedFd, String> {
     };
     let mut why = None;
     for (path, make) in places {
-        let refused =
-            match trusted_directory::open(&path, &Rule { user, sticky: true, make: &make }) {
-                Ok(Some((fd, stat))) if stat.st_uid == user && stat.st_mode & 0o7777 == 0o700 => {
-                    return Ok(fd);
-                }
-                Ok(Some((_, stat))) => {
-                    let mode = stat.st_mode & 0o7777;
-                    format!("{} belongs to user {} with mode {mode:04o}", path.shown(), stat.st_uid)
-                }
-                Ok(None) => format!("{} has no directory above it", path.shown()),
-                Err(distrust) => distrust.to_string(),
-            };
+        let rule = Rule { user, trust: Trust::Own { sticky: true }, make: &make };
+        let refused = match trusted_directory::open(&path, &rule) {
+            Ok(Some((fd, stat))) if stat.st_uid == user && stat.st_mode & 0o7777 == 0o700 => {
+                return Ok(fd);
+            }
+            Ok(Some((_, stat))) => {
+                let mode = stat.st_mode & 0o7777;
+                format!("{} belongs to user {} with mode {mode:04o}", path.shown(), stat.st_uid)
+            }
+            Ok(None) => format!("{} has no directory above it", path.shown()),
+            Err(distrust) => distrust.to_string(),
+        };
         why.get_or_insert(refused);
     }
     Err(why.unwrap_or_default())

@@ -17,7 +17,7 @@ use tiexec_tracee::Failure;
 
 use crate::file_facts::FileFacts;
 use crate::pagecache;
-use crate::workers::ReadsApart;
+use crate::workers::OpenApart;
 
 /// Reading bytes at a position of a file.
 pub(crate) trait ReadAt {
@@ -54,8 +54,8 @@ impl ReadAt for File {
 pub(crate) enum TargetFile {
     /// Open in this process, because the process has the same credentials.
     Here(File),
-    /// Open in a reader, under this number.
-    Apart(Arc<dyn ReadsApart>, u32, FileFacts),
+    /// Open in a reader.
+    Apart(Arc<OpenApart>),
 }
 
 impl TargetFile {
@@ -65,7 +65,7 @@ impl TargetFile {
             Self::Here(file) => {
                 FileFacts::of(file).unwrap_or(FileFacts { device: 0, inode: 0, len: 0, links: 0 })
             }
-            Self::Apart(_, _, facts) => *facts,
+            Self::Apart(opened) => opened.facts,
         }
     }
 
@@ -81,7 +81,7 @@ impl TargetFile {
     ) -> Result<pagecache::Prepared, Failure> {
         match self {
             Self::Here(file) => pagecache::prepare(file, chunks, pages, deadline),
-            Self::Apart(reader, id, _) => reader.prepare_cache(*id, chunks, pages, deadline),
+            Self::Apart(opened) => opened.reader.prepare_cache(opened.id, chunks, pages, deadline),
         }
     }
 
@@ -91,9 +91,9 @@ impl TargetFile {
     /// `switch_failed`; `helper_died`.
     pub(crate) fn send_over(&self, socket: BorrowedFd<'_>) -> Result<(), Failure> {
         match self {
-            Self::Here(file) => process::send_descriptor(socket, file.as_fd())
+            Self::Here(file) => process::send_descriptor(socket, file.as_fd(), None)
                 .map_err(Failure::of(FailureKind::SwitchFailed)),
-            Self::Apart(reader, id, _) => reader.send_over(*id, socket),
+            Self::Apart(opened) => opened.reader.send_over(opened.id, socket),
         }
     }
 
@@ -104,7 +104,7 @@ impl TargetFile {
     pub(crate) fn try_clone(&self) -> io::Result<Self> {
         Ok(match self {
             Self::Here(file) => Self::Here(file.try_clone()?),
-            Self::Apart(reader, id, facts) => Self::Apart(Arc::clone(reader), *id, *facts),
+            Self::Apart(opened) => Self::Apart(Arc::clone(opened)),
         })
     }
 
@@ -112,11 +112,10 @@ impl TargetFile {
     /// a reader's file, opens the same file by its path in this process's own mount namespace, through no link, if
     /// it belongs to root and only root may change it. Returns `None` otherwise.
     pub(crate) fn for_the_store(&self, path: &[u8]) -> Option<File> {
-        let Self::Apart(_, _, facts) = self else {
-            let Self::Here(file) = self else { return None };
-            return file.try_clone().ok();
-        };
-        of_roots_at(path, (facts.device, facts.inode))
+        match self {
+            Self::Here(file) => file.try_clone().ok(),
+            Self::Apart(opened) => of_roots_at(path, (opened.facts.device, opened.facts.inode)),
+        }
     }
 }
 
@@ -136,7 +135,7 @@ impl ReadAt for TargetFile {
     fn read_at(&self, buffer: &mut [u8], at: u64) -> io::Result<usize> {
         match self {
             Self::Here(file) => FileExt::read_at(file, buffer, at),
-            Self::Apart(reader, id, _) => reader.read_at(*id, buffer, at),
+            Self::Apart(opened) => opened.reader.read_at(opened.id, buffer, at),
         }
     }
 }

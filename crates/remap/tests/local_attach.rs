@@ -62,6 +62,8 @@ fn own_text_becomes_huge_while_threads_execute_it() {
         allowed: None,
         private_copies: PrivateCopies::All,
         patience: Duration::ZERO,
+        looked: Duration::ZERO,
+        record: None,
         batches: true,
         common_filters: 0,
     };

@@ -2,14 +2,13 @@
 
 use tiexec_core::addr::AddrRange;
 use tiexec_core::config::{Edges, Settings};
-use tiexec_core::proc::maps::{self, FileId};
+use tiexec_core::proc::maps::FileId;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::thp;
+use tiexec_sys::{areas, thp};
 
 /// Returns the text that is mapped, and the file of each.
 pub(crate) fn mapped() -> Vec<(AddrRange, FileId)> {
-    let text = ProcDir::this_process().and_then(|this| this.read("maps")).unwrap_or_default();
-    let vmas = maps::parse(&text).unwrap_or_default();
+    let vmas = ProcDir::this_process().and_then(|this| areas::vmas(&this)).unwrap_or_default();
     vmas.iter().filter(|vma| vma.is_text()).map(|vma| (vma.range, vma.file)).collect()
 }
 

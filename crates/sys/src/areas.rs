@@ -67,6 +67,14 @@ fn look_through(
     }
 }
 
+/// Returns the VMAs of a process, without their huge parts.
+///
+/// # Errors
+/// As [`look`]. EINVAL also if the process changes its mappings all the time.
+pub fn vmas(process: &ProcDir) -> Result<Vec<Vma>, SysError> {
+    consistent("maps", || process.read("maps"), maps::parse)
+}
+
 /// Reads the whole of smaps: for a process that nobody waits for, or for facts that no other file has.
 ///
 /// # Errors
@@ -166,6 +174,10 @@ fn by_scan(
             let range = vma.range.start().get()..vma.range.end().get();
             let page_size = page_sizes.of_vma(&vma, pages);
             let mut area = Area { page_size, ..Area::of(vma) };
+            // Nothing in it can be huge. Most libraries are so small.
+            if page_size == pages.base.bytes() && area.vma.range.align_inward(pages.pmd).is_none() {
+                return Ok(area);
+            }
             let wanted = pagemap_scan::PRESENT | pagemap_scan::HUGE;
             for found in scan(pagemap, range, wanted, wanted | pagemap_scan::FILE)? {
                 let ends = (RemoteAddr::new(found.range.start), RemoteAddr::new(found.range.end));
@@ -277,6 +289,24 @@ mod tests {
         assert_eq!(told(&some[at..]), told(&all[at..=at]));
         let beyond = smaps_up_to(&here(), RemoteAddr::new(u64::MAX)).expect("/proc");
         assert!(beyond.len() > some.len());
+    }
+
+    #[test]
+    fn a_text_that_contradicts_itself_is_read_again() {
+        const TORN: &[u8] = b"1000-2000 r--p 0 00:00 0\n1000-3000 r--p 0 00:00 0\n";
+        const WHOLE: &[u8] = b"1000-3000 r--p 0 00:00 0\n";
+        let read = |torn: u32| {
+            let left = std::cell::Cell::new(torn);
+            let next = || {
+                let text = if left.get() == 0 { WHOLE } else { TORN };
+                left.set(left.get().saturating_sub(1));
+                Ok(text.to_vec())
+            };
+            consistent("maps", next, maps::parse).map(|vmas| vmas.len())
+        };
+        assert_eq!(read(0), Ok(1));
+        assert_eq!(read(7), Ok(1));
+        assert_eq!(read(8), Err(SysError { call: "maps", errno: Errno::INVAL }));
     }
 
     #[test]

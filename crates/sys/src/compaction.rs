@@ -9,6 +9,7 @@ use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::proc::buddyinfo;
 
 use crate::error::SysError;
+use crate::kernel_file;
 use crate::reservation::{MADV_COLLAPSE, Reservation};
 
 /// Returns how many huge pages are free on the machine; `None` if the kernel does not say.
@@ -50,5 +51,5 @@ pub fn free_one(pmd: PageSize) -> Result<(), SysError> {
 /// # Errors
 /// EACCES for all but root; ENOENT without `CONFIG_COMPACTION`.
 pub fn compact_all() -> std::io::Result<()> {
-    std::fs::write("/proc/sys/vm/compact_memory", "1")
+    kernel_file::write("/proc/sys/vm/compact_memory", "1")
 }

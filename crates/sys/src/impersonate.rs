@@ -7,6 +7,7 @@ use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior};
 use rustix::thread::{CapabilitySet, CapabilitySets, Gid, Uid};
 
 use crate::error::SysError;
+use crate::process;
 
 /// The process whose place this process takes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -81,16 +82,7 @@ fn take_with(place: &Place, saved: u32) -> Result<(), SysError> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(SysError::of("prctl(PR_SET_DUMPABLE)"))?;
     rustix::thread::set_no_new_privs(true).map_err(SysError::of("prctl(PR_SET_NO_NEW_PRIVS)"))?;
-    end_with_parent()
-}
-
-/// `prctl(PR_SET_PDEATHSIG, SIGKILL)` — makes this process end when its parent ends. A change of user resets it.
-///
-/// # Errors
-/// No known error.
-pub fn end_with_parent() -> Result<(), SysError> {
-    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(SysError::of("prctl(PR_SET_PDEATHSIG)"))
+    process::end_with_parent(Signal::KILL)
 }
 
 #[cfg(test)]

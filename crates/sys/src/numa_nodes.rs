@@ -14,11 +14,16 @@ use crate::error::{SysError, check};
 /// The directory in which the kernel shows its nodes.
 const NODES: &str = "/sys/devices/system/node";
 
-/// Returns the nodes that have memory and that this process's cpuset allows. Returns only the first node if the
-/// kernel has no nodes (`CONFIG_NUMA`), or `/sys` is not mounted.
-pub fn usable_nodes() -> Vec<u32> {
+/// Returns the nodes that have memory. Returns only the first node if the kernel has no nodes (`CONFIG_NUMA`), or `/sys`
+/// is not mounted.
+pub fn nodes_with_memory() -> Vec<u32> {
     let text = std::fs::read_to_string(format!("{NODES}/has_memory"));
-    let nodes = text.ok().and_then(|text| parse_list(&text)).unwrap_or_else(|| vec![0]);
+    text.ok().and_then(|text| parse_list(&text)).unwrap_or_else(|| vec![0])
+}
+
+/// Returns the [nodes with memory](nodes_with_memory) that this process's cpuset allows.
+pub fn usable_nodes() -> Vec<u32> {
+    let nodes = nodes_with_memory();
     let status = std::fs::read("/proc/self/status").unwrap_or_default();
     // Without /proc, the kernel itself refuses a node that is not allowed.
     match status::allowed_nodes(&status) {

@@ -69,6 +69,15 @@ pub fn written(pagemap: &File, range: AddrRange) -> Result<Vec<AddrRange>, SysEr
     Ok(found.into_iter().filter_map(range).collect())
 }
 
+/// Returns how many bytes of `range` are in memory, and mapped.
+///
+/// # Errors
+/// ENOTTY before Linux 6.7; ESRCH when the process has ended.
+pub fn present(pagemap: &File, range: AddrRange) -> Result<u64, SysError> {
+    let found = scan(pagemap, range.start().get()..range.end().get(), PRESENT, 0)?;
+    Ok(found.into_iter().map(|found| found.range.end - found.range.start).sum())
+}
+
 /// The kinds of pages that a scan returns.
 #[derive(Clone, Copy)]
 struct Wanted {

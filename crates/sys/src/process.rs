@@ -1,11 +1,14 @@
 //! Makes processes, waits for them, and signals them.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::time::Duration;
 
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal};
 
 use crate::error::{SysError, check};
+use crate::kernel_file;
 use crate::process_name::{self, Role};
 use crate::same_processor::Beside;
 use crate::schedule;
@@ -344,38 +347,89 @@ pub fn descriptor_of(pid: Pid, fd: i32) -> Result<std::os::fd::OwnedFd, SysError
     pidfd_getfd(process, fd, PidfdGetfdFlags::empty()).map_err(SysError::of("pidfd_getfd"))
 }
 
-/// Returns whether `fd` is a socket on which calls give up after a time (`SO_RCVTIMEO`, `SO_SNDTIMEO`); true if that is
-/// not known, false if `fd` is no socket.
-pub fn socket_has_timeout(fd: BorrowedFd<'_>) -> bool {
+/// The direction of a call on a socket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// recv(2), accept(2) and their kin.
+    Receive,
+    /// send(2) and its kin.
+    Send,
+}
+
+/// Returns whether `fd` is a socket on which calls in this direction give up after a time (`SO_RCVTIMEO`, `SO_SNDTIMEO`);
+/// true if that is not known, false if `fd` is no socket.
+pub fn socket_has_timeout(fd: BorrowedFd<'_>, direction: Direction) -> bool {
     use rustix::net::sockopt::{Timeout, socket_timeout};
-    [Timeout::Recv, Timeout::Send].into_iter().any(|which| match socket_timeout(fd, which) {
+    let which = match direction {
+        Direction::Receive => Timeout::Recv,
+        Direction::Send => Timeout::Send,
+    };
+    match socket_timeout(fd, which) {
         Ok(timeout) => timeout.is_some(),
         Err(errno) => errno != rustix::io::Errno::NOTSOCK,
-    })
+    }
 }
 
-/// Returns whether `fd` is a socket of unix(7) that the process `pid` connected, or made as one of a pair (`SO_DOMAIN`,
-/// `SO_PEERCRED`).
+/// Returns whether `fd` is one of a pair of datagram sockets of unix(7) that the process `pid` made (`SO_DOMAIN`,
+/// `SO_TYPE`, `SO_PEERCRED`), and is still connected to the other one: neither of a pair has an address.
 pub fn is_unix_socket_of(fd: BorrowedFd<'_>, pid: Pid) -> bool {
-    use rustix::net::sockopt::{socket_domain, socket_peercred};
-    socket_domain(fd) == Ok(rustix::net::AddressFamily::UNIX)
+    use rustix::net::sockopt::{socket_domain, socket_peercred, socket_type};
+    use rustix::net::{AddressFamily, SocketAddrAny, SocketType, getpeername, getsockname};
+    // An address without a name has nothing but its family. rustix 1.1 reads it as an abstract one.
+    let is_unnamed =
+        |address: SocketAddrAny| address.addr_len() as usize == size_of::<libc::sa_family_t>();
+    socket_domain(fd) == Ok(AddressFamily::UNIX)
+        && socket_type(fd) == Ok(SocketType::DGRAM)
         && socket_peercred(fd).is_ok_and(|peer| peer.pid == pid)
+        && getsockname(fd).is_ok_and(is_unnamed)
+        && getpeername(fd).ok().flatten().is_some_and(is_unnamed)
 }
 
-/// Sends `file` over the socket `to`, with one byte (unix(7), `SCM_RIGHTS`).
+/// The process in whose name a message is sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Sender {
+    /// Its PID.
+    pub pid: Pid,
+    /// Its effective user ID.
+    pub uid: u32,
+    /// Its effective group ID.
+    pub gid: u32,
+}
+
+/// Sends `file` over the socket `to`, with one byte (unix(7), `SCM_RIGHTS`). The receiver sees the credentials of
+/// `sender`, or else of this process (`SCM_CREDENTIALS`).
 ///
 /// # Errors
-/// As sendmsg(2).
-pub fn send_descriptor(to: BorrowedFd<'_>, file: BorrowedFd<'_>) -> Result<(), SysError> {
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
+/// As sendmsg(2). EPERM if this process may not send in the name of `sender`: it lacks CAP_SETUID or CAP_SETGID. Without
+/// CAP_SYS_ADMIN the receiver sees the PID of this process.
+pub fn send_descriptor(
+    to: BorrowedFd<'_>,
+    file: BorrowedFd<'_>,
+    sender: Option<Sender>,
+) -> Result<(), SysError> {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, UCred, sendmsg};
+    const SPACE: usize = rustix::cmsg_space!(ScmRights(1), ScmCredentials(1));
     let files = [file];
-    control.push(SendAncillaryMessage::ScmRights(&files));
     let byte = [std::io::IoSlice::new(b"t")];
-    sendmsg(to, &byte, &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
-        .map_err(SysError::of("sendmsg(SCM_RIGHTS)"))?;
-    Ok(())
+    let send = |from: Option<UCred>| {
+        let mut space = [std::mem::MaybeUninit::uninit(); SPACE];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        if let Some(from) = from {
+            control.push(SendAncillaryMessage::ScmCredentials(from));
+        }
+        sendmsg(to, &byte, &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT).map(drop)
+    };
+    let from = sender.map(|Sender { pid, uid, gid }| UCred {
+        pid,
+        uid: rustix::process::Uid::from_raw(uid),
+        gid: rustix::process::Gid::from_raw(gid),
+    });
+    let sent = match (send(from), from) {
+        (Err(rustix::io::Errno::PERM), Some(from)) => send(Some(UCred { pid: this(), ..from })),
+        (sent, _) => sent,
+    };
+    sent.map_err(SysError::of("sendmsg(SCM_RIGHTS)"))
 }
 
 /// `wait4(pid, &status, __WALL|WNOHANG)`, repeated until `deadline`; `None` if nothing came. A thread that is
@@ -515,9 +569,47 @@ pub fn own_session() {
 /// Makes this process the first that the out-of-memory killer takes, and moves it out of any directory that could be
 /// unmounted. For a helper whose death harms nobody.
 pub fn be_expendable() {
-    let _no_proc = std::fs::write("/proc/self/oom_score_adj", "1000");
+    let _no_proc = kernel_file::write("/proc/self/oom_score_adj", "1000");
     let _never_fails = rustix::process::chdir("/");
     lift_file_size_limit();
+}
+
+/// Has the kernel close every descriptor at the next exec except the standard streams (`CLOSE_RANGE_CLOEXEC`). Descriptors
+/// that this process inherited have no such flag.
+///
+/// # Kernel
+/// Since Linux 5.11; before, they stay open.
+pub fn close_all_at_exec() {
+    // SAFETY: close_range with this flag touches no memory, and closes nothing now.
+    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
+}
+
+/// `prctl(PR_SET_PDEATHSIG, signal)` — has the kernel send `signal` to this process when its parent's thread that made it
+/// ends. A change of user resets it.
+///
+/// # Errors
+/// No known error.
+pub fn end_with_parent(signal: Signal) -> Result<(), SysError> {
+    rustix::process::set_parent_process_death_signal(Some(signal))
+        .map_err(SysError::of("prctl(PR_SET_PDEATHSIG)"))
+}
+
+/// Calls [`end_with_parent`] in the command's process. The program keeps this across its exec, unless the exec gives it
+/// rights.
+pub fn end_command_with_parent(command: &mut Command, signal: Signal) {
+    let parent = this();
+    let ask = move || {
+        end_with_parent(signal)
+            .map_err(|error| std::io::Error::from_raw_os_error(error.errno.0))?;
+        // The parent may have ended before the call, which then has no effect.
+        match rustix::process::getppid() == Some(parent) {
+            true => Ok(()),
+            false => Err(std::io::Error::from_raw_os_error(libc::ESRCH)),
+        }
+    };
+    // SAFETY: the closure runs in the child between fork and exec. It makes two system calls, takes no lock and
+    // allocates nothing: `from_raw_os_error` only stores the number.
+    unsafe { command.pre_exec(ask) };
 }
 
 /// Closes every descriptor of this process except those in `keep`. For a process just forked that owns only those: it

@@ -104,6 +104,15 @@ impl ProcDir {
         self.read("status").map(|text| status::parse(&text))
     }
 
+    /// As [`status`](Self::status), of one of the process's threads.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn status_of(&self, tid: rustix::process::Pid) -> Result<Status, SysError> {
+        let name = format!("task/{}/status", tid.as_raw_nonzero());
+        self.read_as(&name, "status").map(|text| status::parse(&text))
+    }
+
     /// Returns the inode number of one of the process's namespaces, such as `ns/pid`; 0 if the kernel has no such
     /// namespaces.
     ///
@@ -162,6 +171,48 @@ impl ProcDir {
         self.link_as(name, "readlink(/proc/PID/fd)")
     }
 
+    /// Returns the type of the file to which a link of the process leads, such as `fd/4`. A file system that keeps the
+    /// answer elsewhere is not asked (`AT_STATX_DONT_SYNC`).
+    ///
+    /// # Errors
+    /// As statx(2).
+    pub fn file_type(&self, name: &str) -> Result<FileType, SysError> {
+        /// Consoles, `/dev/tty`, and pseudo-terminals (`Documentation/admin-guide/devices.txt`).
+        const TERMINALS: [u32; 10] = [4, 5, 136, 137, 138, 139, 140, 141, 142, 143];
+        let file = self.cached_stat(name)?;
+        Ok(match rustix::fs::FileType::from_raw_mode(file.stx_mode.into()) {
+            rustix::fs::FileType::Fifo => FileType::Fifo,
+            rustix::fs::FileType::CharacterDevice if TERMINALS.contains(&file.stx_rdev_major) => {
+                FileType::Terminal
+            }
+            _ => FileType::Other,
+        })
+    }
+
+    /// Returns the numbers of the character device to which a link of the process leads; `None` for any other file.
+    pub fn device(&self, name: &str) -> Option<Device> {
+        let file = self.cached_stat(name).ok()?;
+        let type_ = rustix::fs::FileType::from_raw_mode(file.stx_mode.into());
+        (type_ == rustix::fs::FileType::CharacterDevice)
+            .then_some(Device { major: file.stx_rdev_major, minor: file.stx_rdev_minor })
+    }
+
+    fn cached_stat(&self, name: &str) -> Result<rustix::fs::Statx, SysError> {
+        use rustix::fs::{AtFlags, StatxFlags, statx};
+        statx(&self.0, name, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)
+            .map_err(SysError::of("statx"))
+    }
+
+    /// Returns whether calls on a descriptor do not wait (`O_NONBLOCK`, in `fdinfo`); `None` if that is not known.
+    pub fn is_nonblocking(&self, fd: i32) -> Option<bool> {
+        let text = self.read_as(&format!("fdinfo/{fd}"), "fdinfo").ok()?;
+        let line =
+            text.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"flags:"))?;
+        let digits = std::str::from_utf8(line.trim_ascii()).ok()?;
+        let flags = u32::from_str_radix(digits, 8).ok()?;
+        Some(flags & libc::O_NONBLOCK.unsigned_abs() != 0)
+    }
+
     /// Reads the path that the link `exe` shows.
     ///
     /// # Errors
@@ -175,6 +226,26 @@ impl ProcDir {
             .map(std::ffi::CString::into_bytes)
             .map_err(SysError::of(call))
     }
+}
+
+/// The types of files that differ for those who wait in a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileType {
+    /// A pipe, with or without a name.
+    Fifo,
+    /// A console or a pseudo-terminal.
+    Terminal,
+    /// Any other file.
+    Other,
+}
+
+/// The numbers of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Device {
+    /// The number of the driver.
+    pub major: u32,
+    /// The number of the device among those of its driver.
+    pub minor: u32,
 }
 
 impl AsFd for ProcDir {

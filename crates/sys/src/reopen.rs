@@ -41,6 +41,17 @@ pub struct Identity {
     pub inode: u64,
 }
 
+/// The identity of a file with its length and its times. If a file that stays open has the same version at two times, it
+/// is the same file, and nobody has written to it in between, except through a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Version {
+    device: (u32, u32),
+    inode: u64,
+    len: u64,
+    modified: (i64, u32),
+    changed: (i64, u32),
+}
+
 /// The owner of a file, and how many names it has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holding {
@@ -104,6 +115,22 @@ impl PathFile {
         })
     }
 
+    /// As [`identity`](Self::identity), but returns what changes when the file does.
+    ///
+    /// # Errors
+    /// As [`identity`](Self::identity).
+    pub fn version(&self) -> Result<Version, SysError> {
+        let wanted = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::MTIME | StatxFlags::CTIME;
+        let facts = self.facts(wanted)?;
+        Ok(Version {
+            device: (facts.stx_dev_major, facts.stx_dev_minor),
+            inode: facts.stx_ino,
+            len: facts.stx_size,
+            modified: (facts.stx_mtime.tv_sec, facts.stx_mtime.tv_nsec),
+            changed: (facts.stx_ctime.tv_sec, facts.stx_ctime.tv_nsec),
+        })
+    }
+
     /// As [`identity`](Self::identity), but returns who owns the file, and whether it is deleted.
     ///
     /// # Errors
@@ -119,14 +146,6 @@ impl PathFile {
             .map_err(SysError::of("statx(AT_STATX_DONT_SYNC)"))
     }
 
-    /// Returns the number of the mount on which this process found the file, from `/proc/self/fdinfo`; `None` if
-    /// `/proc` is not mounted.
-    pub fn mount_id(&self) -> Option<u64> {
-        let path = format!("/proc/thread-self/fdinfo/{}", self.0.as_fd().as_raw_fd());
-        let text = std::fs::read_to_string(path).ok()?;
-        text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
-    }
-
     /// `open(/proc/self/fd/N, O_RDONLY | O_NONBLOCK)` — opens the very file for reading, with the credentials of this
     /// process.
     ///
@@ -139,6 +158,14 @@ impl PathFile {
             .map(File::from)
             .map_err(SysError::of("open(/proc/thread-self/fd)"))
     }
+}
+
+/// Returns the number of the mount on which this process found the file, from `/proc/self/fdinfo`; `None` if `/proc` is
+/// not mounted.
+pub fn mount_id(file: impl AsFd) -> Option<u64> {
+    let path = format!("/proc/thread-self/fdinfo/{}", file.as_fd().as_raw_fd());
+    let text = std::fs::read_to_string(path).ok()?;
+    text.lines().find_map(|line| line.strip_prefix("mnt_id:")?.trim().parse().ok())
 }
 
 /// Returns the inode number of the user namespace that a process's mount namespace belongs to (ioctl_ns(2),

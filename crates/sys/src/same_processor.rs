@@ -1,4 +1,4 @@
-//! Waits on the processor of the awaited thread.
+//! Puts the calling thread on the processor of another thread: to wait there, or to keep that thread from running.
 //!
 //! A thread that wakes up on a busy machine may wait for the scheduler's next tick (4 ms at 250 Hz), because the
 //! scheduler does not interrupt the running thread for it before. A thread of real-time priority can interrupt any
@@ -12,16 +12,17 @@ use std::time::Duration;
 
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
-use tiexec_core::proc::stat;
+use tiexec_core::proc::{sched, stat};
 
+use crate::error::SysError;
 use crate::procfs::ProcDir;
 
 /// The length of one sleep.
 const NAP: Duration = Duration::from_micros(50);
 
-/// An awaited thread.
+/// The calling thread beside another one, whose processor it shares until this value is dropped.
 #[derive(Debug)]
-pub(crate) struct Beside {
+pub struct Beside {
     /// `/proc/TID/stat`; `None` if it cannot be read.
     stat: Option<File>,
     processor: Option<usize>,
@@ -30,14 +31,21 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    /// Makes this thread wait beside the thread `tid`.
-    pub(crate) fn of(tid: Pid) -> Self {
+    /// Prepares to go to the processor of the thread `tid`.
+    pub fn of(tid: Pid) -> Self {
         let stat = ProcDir::of(tid).and_then(|thread| thread.open_file("stat", false));
         Self { stat: stat.ok(), processor: None, before: sched_getaffinity(None).ok() }
     }
 
     /// Sleeps for a moment on the processor on which the awaited thread runs, or waits.
     pub(crate) fn sleep(&mut self) {
+        self.go();
+        std::thread::sleep(NAP);
+    }
+
+    /// Goes to the processor on which the other thread runs, or waits. While the calling thread runs there, the other
+    /// thread does not run, unless the scheduler moves it to another processor.
+    pub fn go(&mut self) {
         let now = self.processor_now();
         if now != self.processor
             && let Some(processor) = now.filter(|&processor| processor < CpuSet::MAX_CPU)
@@ -47,7 +55,18 @@ impl Beside {
             let _another_then = sched_setaffinity(None, &only);
             self.processor = now;
         }
-        std::thread::sleep(NAP);
+    }
+
+    /// Returns how long the other thread has not run; `None` if the kernel does not show it. The time may be short by a
+    /// tick of the scheduler.
+    pub fn idle_time(&mut self, tid: Pid) -> Option<Duration> {
+        let last_ran =
+            |thread: Result<ProcDir, SysError>| sched::last_ran(&thread.ok()?.read("sched").ok()?);
+        // Only threads of one processor have the same clock.
+        self.go();
+        let other = last_ran(ProcDir::of(tid))?;
+        let own = last_ran(ProcDir::of(rustix::thread::gettid()))?;
+        own.checked_sub(other).map(Duration::from_micros)
     }
 
     fn processor_now(&self) -> Option<usize> {

@@ -209,6 +209,45 @@ pub fn send_byte(fd: u64, byte: RemoteAddr) -> SystemCall {
     SEND_BYTE.with([fd, byte.get()])
 }
 
+/// The entries of the calls by which a thread completes what a stop has cut short.
+pub const COMPLETING: [ManifestEntry; 5] = [POLL, WRITE, SEND, GETRANDOM, READ];
+
+const POLL: ManifestEntry =
+    ManifestEntry::needed("poll", c::SYS_poll, [Any, Is(1), Small]).optional();
+const WRITE: ManifestEntry =
+    ManifestEntry::needed("write", c::SYS_write, [Small, Any, Any]).optional();
+const SEND: ManifestEntry =
+    ManifestEntry::needed("sendto", c::SYS_sendto, [Small, Any, Any, Small]).optional();
+const GETRANDOM: ManifestEntry =
+    ManifestEntry::needed("getrandom", c::SYS_getrandom, [Any, Any, Small]).optional();
+const READ: ManifestEntry =
+    ManifestEntry::needed("read", c::SYS_read, [Small, Any, Any]).optional();
+
+/// poll(2) of the one `struct pollfd` at `at`, for at most `time` milliseconds.
+pub(crate) fn poll(at: RemoteAddr, time: u32) -> SystemCall {
+    POLL.with([at.get(), time.into()])
+}
+
+/// write(2).
+pub(crate) fn write(fd: u64, from: u64, len: u64) -> SystemCall {
+    WRITE.with([fd, from, len])
+}
+
+/// sendto(2) over a connected socket.
+pub(crate) fn send(fd: u64, from: u64, len: u64, flags: u64) -> SystemCall {
+    SEND.with([fd, from, len, flags])
+}
+
+/// getrandom(2).
+pub(crate) fn getrandom(to: u64, len: u64, flags: u64) -> SystemCall {
+    GETRANDOM.with([to, len, flags])
+}
+
+/// read(2).
+pub(crate) fn read(fd: u64, to: u64, len: u64) -> SystemCall {
+    READ.with([fd, to, len])
+}
+
 /// The entry of [`set_thp_disable`].
 pub const fn set_thp_disable_entry(disable: bool) -> ManifestEntry {
     let args = [constant(c::PR_SET_THP_DISABLE), Is(disable as u64), Is(0), Is(0), Is(0)];

@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::proc::pagemap::is_guard;
@@ -21,11 +21,12 @@ use tiexec_sys::{Pid, c};
 use crate::arch::{self, Call, Gadgets, Interruption, Sight};
 use crate::error::TraceError;
 use crate::fault;
+use crate::interrupted::{self, Repeat};
 use crate::session::{Ground, Refusal, Session};
 use crate::stopped::Stopped;
 use crate::syscall_manifest::{Filters, Permission};
 use crate::target::Target;
-use crate::threads::waits_forever;
+use crate::threads;
 
 /// Seizes the thread and stops it, at the latest at `deadline`. `memory` is that of its process.
 ///
@@ -109,11 +110,12 @@ pub(crate) fn look(
     let mut registers = registers(tid)?;
     let sight = if arch::CALLS_ARE_SEEN { None } else { sight(memory, &registers, asleep_in) };
     let mut interruption = arch::interruption(&registers, sight.as_ref());
-    let mut shown = interruption == Interruption::Shown;
-    if shown && let Some(first) = forever(tid, &registers, interruption, asleep_in) {
+    let (mut shown, mut waits_again) = (interruption == Interruption::Shown, None);
+    if shown && let Some((call, repeat)) = repeated(tid, &registers, interruption, asleep_in) {
         // If a signal is pending at the end, the kernel lets the thread see the interruption. Otherwise it makes
         // the call again.
-        arch::mark_restartable(&mut registers, first);
+        arch::mark_restartable(&mut registers, call.args[0]);
+        waits_again = (repeat == Repeat::WithTimeout).then_some(call.number);
         interruption = Interruption::Again;
         shown = false;
     }
@@ -121,7 +123,17 @@ pub(crate) fn look(
     let home = after_restartable_sequence(tid, memory, registers)?;
     let dispatches = ptrace::syscalls_are_dispatched(tid)?;
     let registers = home;
-    Ok(Stopped { tid, since, group_stopped, registers, untouched, interruption, shown, dispatches })
+    Ok(Stopped {
+        tid,
+        since,
+        group_stopped,
+        registers,
+        untouched,
+        interruption,
+        shown,
+        waits_again,
+        dispatches,
+    })
 }
 
 /// Returns the system call in which the thread sleeps, if its registers will not show it.
@@ -181,6 +193,7 @@ pub fn restart_within(filters: &Filters, stopped: &mut Stopped) {
         _ => return,
     };
     (stopped.registers, stopped.interruption, stopped.shown) = changed;
+    stopped.waits_again = None;
     // A thread in a system call is in no restartable sequence, so both register sets are the same.
     stopped.untouched = stopped.registers;
 }
@@ -205,13 +218,63 @@ pub fn drop_untouched(stopped: &Stopped) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// Returns the first argument of the call that the registers are in, if that call waits without end.
-fn forever(
+/// The outcome of a wait that the kernel makes again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Again {
+    /// The thread sleeps in it, and has [slept](tiexec_core::proc::status::Status::slept) so often, this time included.
+    Asleep(u64),
+    /// It ended at once.
+    Over,
+    /// It was not seen.
+    Unseen,
+}
+
+/// Watches a thread whose wait [begins again](Stopped::waits_again), after the end of its session and at most until `deadline`.
+/// The thread is not seen asleep if it has returned from the call since.
+///
+/// The thread is detached when the calling thread ends, and the kernel does not disturb its sleep then
+/// (`__ptrace_unlink`, `kernel/ptrace.c`). To detach it earlier would take a stop, which would interrupt the call again.
+pub fn watch_wait(stopped: &Stopped, deadline: Instant) -> Again {
+    const FIRST: Duration = Duration::from_micros(10);
+    const LONGEST: Duration = Duration::from_millis(1);
+    let tid = stopped.tid;
+    let (Some(call), Ok(process)) = (stopped.watched(), ProcDir::of(tid)) else {
+        return Again::Unseen;
+    };
+    let mut pause = FIRST;
+    loop {
+        // The kernel shows the call only of a thread that no processor runs. So the count of sleeps has this one.
+        let slept = (threads::call_of(&process, tid) == Some(call))
+            .then(|| threads::alive(&process, tid))
+            .flatten()
+            .map(|status| status.slept);
+        match process::wait_until(tid, Instant::now()) {
+            Ok(None) => {}
+            Ok(Some(stop)) => {
+                let signal = if let Wait::Signal(signal) = stop { signal } else { 0 };
+                let _gone = ptrace::resume(tid, Resume::Detach, signal);
+                return Again::Over;
+            }
+            // It was detached already, before its call, or has ended.
+            Err(_) => return Again::Over,
+        }
+        match slept {
+            Some(slept) => return Again::Asleep(slept),
+            None if Instant::now() >= deadline => return Again::Unseen,
+            None => {}
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST);
+    }
+}
+
+/// Returns the call that the registers are in, if it may be made again, and what the thread notices then.
+fn repeated(
     tid: Pid,
     registers: &Registers,
     interruption: Interruption,
     asleep_in: Option<AsleepIn>,
-) -> Option<u64> {
+) -> Option<(Call, Repeat)> {
     let number = arch::call_number(registers, interruption)?;
     let mut args = arch::call_arguments(registers);
     if !arch::CALLS_ARE_SEEN {
@@ -224,7 +287,9 @@ fn forever(
             return None;
         }
     }
-    waits_forever(number, &args).then_some(args[0])
+    let process = ProcDir::of(tid).ok()?;
+    let repeat = interrupted::repeat(&process, number, &args)?;
+    Some((Call { number, args }, repeat))
 }
 
 /// Returns the registers with which the thread must go on. If the thread is inside a restartable sequence

@@ -6,6 +6,7 @@ use tiexec_sys::Pid;
 use tiexec_sys::ptrace::Registers;
 
 use crate::arch::{self, Call, Interruption};
+use crate::interrupted;
 use crate::syscall_manifest::ManifestEntry;
 use crate::temporary_mask;
 
@@ -27,6 +28,8 @@ pub struct Stopped {
     pub interruption: Interruption,
     /// True if the program will notice that its system call was interrupted.
     pub shown: bool,
+    /// The number of the thread's system call, if the kernel makes it again for TiExec and its timeout begins again.
+    pub waits_again: Option<i64>,
     /// True if system calls of the thread go to a handler of its own (syscall user dispatch). TiExec must not make
     /// any there.
     pub dispatches: bool,
@@ -42,10 +45,35 @@ impl Stopped {
     /// If the thread is in a call that waits under a signal mask of its own, and the kernel must make it again,
     /// returns the same call [in a form that the kernel refuses](crate::temporary_mask).
     pub(crate) fn refused_call(&self) -> Option<(&'static str, Call)> {
-        if self.interruption != Interruption::Again {
-            return None;
-        }
+        (self.interruption == Interruption::Again)
+            .then(|| temporary_mask::refused(&self.call()?))
+            .flatten()
+    }
+
+    /// Ends the wait that would [begin again](Self::waits_again) as if its timeout were over.
+    pub fn time_out(&mut self) {
+        let Some(call) = self.waits_again.take() else { return };
+        let result = interrupted::timed_out(call).cast_unsigned();
+        self.registers = arch::with_result(&arch::call_ended(&self.registers), result);
+        // A thread in a system call is in no restartable sequence, so both register sets are the same.
+        self.untouched = self.registers;
+        self.interruption = Interruption::None;
+    }
+
+    /// Returns the number of the call that [is made again](Self::waits_again), if TiExec watches the thread until it sleeps in
+    /// it. While a signal stops the process, it does not.
+    pub(crate) fn watched(&self) -> Option<i64> {
+        self.waits_again.filter(|_| !self.group_stopped)
+    }
+
+    /// Returns the number of the call in which the thread was stopped.
+    pub fn call_number(&self) -> Option<i64> {
+        self.call().map(|call| call.number)
+    }
+
+    /// Returns the call in which the thread was stopped.
+    pub(crate) fn call(&self) -> Option<Call> {
         let number = arch::call_number(&self.registers, self.interruption)?;
-        temporary_mask::refused(&Call { number, args: arch::call_arguments(&self.registers) })
+        Some(Call { number, args: arch::call_arguments(&self.registers) })
     }
 }

@@ -12,9 +12,12 @@
 //! arguments stay unchanged. The first one must: aarch64 keeps it from the beginning of the call for the case that
 //! it makes the call again (`orig_x0`, `arch/arm64/kernel/syscall.c`).
 
+use tiexec_core::addr::RemoteAddr;
+use tiexec_sys::address_space::Memory;
 use tiexec_sys::c;
 
 use crate::arch::Call;
+use crate::interrupted::IORING_ENTER_EXT_ARG;
 
 /// An address in the kernel's part of the address space.
 const NOWHERE: u64 = !0;
@@ -45,6 +48,28 @@ pub(crate) fn refused(call: &Call) -> Option<(&'static str, Call)> {
     let mut refused = *call;
     refused.args[changed] = to;
     Some((name, refused))
+}
+
+/// Returns the signal mask under which `call` waits; `None` if it has none of its own, or if it cannot be read.
+pub(crate) fn mask(call: &Call, memory: &Memory) -> Option<u64> {
+    let (at, is_described) = match call.number {
+        c::SYS_rt_sigsuspend => (0, false),
+        c::SYS_ppoll => (3, false),
+        c::SYS_epoll_pwait | c::SYS_epoll_pwait2 => (4, false),
+        // The argument points at the mask's address and length.
+        c::SYS_pselect6 | c::SYS_io_pgetevents => (5, true),
+        c::SYS_io_uring_enter => (4, call.args[3] & IORING_ENTER_EXT_ARG != 0),
+        _ => return None,
+    };
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        memory.read(RemoteAddr::new(at), &mut bytes).ok()?;
+        Some(u64::from_ne_bytes(bytes))
+    };
+    match call.args[at] {
+        at if is_described => word(word(at)?),
+        at => word(at),
+    }
 }
 
 #[cfg(test)]

@@ -1,31 +1,40 @@
 //! Chooses the thread of a running process to stop.
 //!
-//! A stop interrupts the system call in which a thread sleeps. The kernel restarts most calls, and the thread does
-//! not notice. A few calls return EINTR, which a program that uses no signals may not expect (signal(7),
-//! "Interruption of system calls"). TiExec therefore chooses the thread by the call that it is in. If no thread is
-//! in a suitable call, TiExec waits for a better moment.
+//! A stop interrupts the system call in which a thread sleeps or runs. The kernel restarts most calls, and the thread does
+//! not notice. Others return EINTR, or a part of what they were to do (`interrupted.rs`). TiExec therefore chooses
+//! the thread by the call that it is in, and a running thread only at a moment at which it is in no call. If no thread
+//! is suitable, TiExec waits for a better moment.
+
+use std::time::Duration;
 
 use tiexec_core::order;
-use tiexec_core::proc::status::{self, Status};
+use tiexec_core::proc::stack::leaves_the_kernel;
+use tiexec_core::proc::stat;
+use tiexec_core::proc::status::Status;
 use tiexec_core::proc::syscall::{self, Doing};
+use tiexec_sys::address_space::Memory;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, SysError, c};
+use tiexec_sys::{Pid, SysError};
+
+pub use crate::interrupted::HasTimeout;
+use crate::interrupted::{self, Effect};
 
 /// How a thread takes a stop, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Takes {
     /// Asleep in a call that the kernel restarts. The thread loses nothing.
     Asleep,
-    /// Running. The thread loses the time of the stop.
-    Running,
     /// Asleep in a call such as `epoll_wait` without a timeout. It would return EINTR, but can be made again.
-    AsleepToRewind,
+    AsleepToRepeat,
+    /// Running. The thread loses the time of the stop, if it is [not in a system call](is_in_user_mode).
+    Running,
     /// Asleep on a futex, from which other threads may have moved it to another one (`FUTEX_CMP_REQUEUE`). If the
     /// call is made again, it waits on the first futex. Nothing shows this from outside.
     AsleepOnFutex,
-    /// Asleep in a call such as `epoll_wait` with a timeout, which will return EINTR. Only for a thread that
-    /// [expects that](expects_eintr).
-    AsleepForEintr,
+    /// Asleep in a call such as `epoll_wait` with a timeout. The call can be made again, and its timeout begins again.
+    AsleepWithTimeout,
+    /// Running, and the kernel does not show whether it is in a system call.
+    RunningUnseen,
     /// Would notice that a call did only a part of its work, or cannot be stopped. Never chosen.
     Badly,
 }
@@ -46,17 +55,24 @@ pub fn list(process: &ProcDir, pid: Pid) -> Vec<Pid> {
 /// Returns whether the thread has ended, reaped or not. Such a thread can no longer be seized: the kernel returns
 /// EPERM.
 pub fn has_ended(process: &ProcDir, tid: Pid) -> bool {
-    status_of(process, tid).is_none_or(|status| matches!(status.state, b'Z' | b'X' | b'x'))
+    process.status_of(tid).map_or(true, |status| matches!(status.state, b'Z' | b'X' | b'x'))
 }
 
-/// Returns whether the thread is frozen by cgroup v2. (With v1 it is in state D.) A frozen thread can be seized and
-/// stopped, but makes no system call before it is thawed (`do_freezer_trap` in `kernel/signal.c`, which compilers
-/// inline into its caller). Returns false if the kernel does not show where the thread sleeps.
-fn is_frozen(process: &ProcDir, tid: Pid) -> bool {
+/// Returns whether a stop of the thread would not be unnoticed, whatever the call that it shows:
+///
+/// - It is frozen by cgroup v2. (With v1 it is in state D.) A frozen thread can be seized and stopped, but makes no system
+///   call before it is thawed (`do_freezer_trap` in `kernel/signal.c`, which compilers inline into its caller).
+/// - It waits for a supervisor's answer to a call (`SECCOMP_RET_USER_NOTIF`). The supervisor would be asked twice.
+///
+/// Returns false if the kernel does not show where the thread sleeps.
+fn is_held(process: &ProcDir, tid: Pid) -> bool {
     let file = format!("task/{}/wchan", tid.as_raw_nonzero());
     process.read_as(&file, "wchan").is_ok_and(|place| {
         let place: &[u8] = &place;
-        place == b"do_freezer_trap" || place == b"get_signal"
+        place == b"do_freezer_trap"
+            || place == b"get_signal"
+            || place.starts_with(b"seccomp")
+            || place.starts_with(b"__seccomp")
     })
 }
 
@@ -70,150 +86,82 @@ pub fn may_look(process: &ProcDir, tid: Pid) -> Result<(), SysError> {
     process.read_as(&file, "syscall").map(drop)
 }
 
-/// Returns whether calls on a descriptor of the process, which is a socket, can time out; true if that is not
-/// known.
-pub type HasTimeout<'a> = &'a dyn Fn(i32) -> bool;
-
 /// Returns how `tid` would take a stop now. `has_timeout` is called for a socket from which the thread receives.
 pub fn takes(process: &ProcDir, tid: Pid, has_timeout: HasTimeout<'_>) -> Takes {
+    let Some(doing) = doing(process, tid) else { return Takes::Badly };
+    match doing {
+        _ if is_held(process, tid) => Takes::Badly,
+        // `-1` stands for a page fault. A thread that a signal has stopped shows the call that the signal interrupted.
+        Doing::Blocked => Takes::Asleep,
+        Doing::Running if stack(process, tid).is_none() => Takes::RunningUnseen,
+        Doing::Running => Takes::Running,
+        Doing::Call { number, args } => {
+            let Ok(number) = i64::try_from(number) else { return Takes::Badly };
+            match interrupted::effect(process, number, &args, has_timeout) {
+                Effect::Restarts => Takes::Asleep,
+                Effect::Repeats => Takes::AsleepToRepeat,
+                Effect::RestartsElsewhere => Takes::AsleepOnFutex,
+                Effect::RepeatsWithTimeout => Takes::AsleepWithTimeout,
+                Effect::Felt => Takes::Badly,
+            }
+        }
+    }
+}
+
+/// Returns the number of the system call in which `tid` sleeps.
+pub fn call_of(process: &ProcDir, tid: Pid) -> Option<i64> {
+    match doing(process, tid)? {
+        Doing::Call { number, .. } => i64::try_from(number).ok(),
+        Doing::Running | Doing::Blocked => None,
+    }
+}
+
+/// Returns the number and the timeout of the system call in which `tid` sleeps, if the call can be made again with its
+/// timeout.
+pub fn timeout_of(process: &ProcDir, memory: &Memory, tid: Pid) -> Option<(i64, Duration)> {
+    let Doing::Call { number, args } = doing(process, tid)? else { return None };
+    let number = i64::try_from(number).ok()?;
+    Some((number, interrupted::timeout(memory, number, &args)?))
+}
+
+/// Returns the name of a system call, as far as this program knows it.
+pub fn name_of_call(number: i64) -> String {
+    interrupted::name(number).map_or_else(|| format!("system call {number}"), str::to_owned)
+}
+
+fn doing(process: &ProcDir, tid: Pid) -> Option<Doing> {
     let file = format!("task/{}/syscall", tid.as_raw_nonzero());
-    let Ok(text) = process.read_as(&file, "syscall") else { return Takes::Badly };
-    if is_frozen(process, tid) {
-        return Takes::Badly;
-    }
-    match syscall::parse(&text) {
-        Ok(Doing::Running) => Takes::Running,
-        Ok(Doing::Call { number, args }) => asleep(process, number, &args, has_timeout),
-        // The thread is in a page fault, or stopped by a signal.
-        Ok(Doing::Blocked) => Takes::Running,
-        Err(_) => Takes::Badly,
-    }
+    syscall::parse(&process.read_as(&file, "syscall").ok()?).ok()
+}
+
+/// Returns whether a running thread waits for a processor outside of a system call, or at the end of one. A stop then
+/// interrupts nothing, unless the thread gets a processor first. So the caller must hold the thread's processor: while
+/// the thread runs, the kernel does not show where.
+pub fn is_in_user_mode(process: &ProcDir, tid: Pid) -> bool {
+    stack(process, tid).is_some_and(|text| leaves_the_kernel(&text))
+}
+
+/// Reads where in the kernel `tid` is. `None` if the kernel does not show it: that takes CAP_SYS_ADMIN in the initial user
+/// namespace, and CONFIG_STACKTRACE (`proc_pid_stack`, `fs/proc/base.c`).
+fn stack(process: &ProcDir, tid: Pid) -> Option<Vec<u8>> {
+    process.read_as(&format!("task/{}/stack", tid.as_raw_nonzero()), "stack").ok()
 }
 
 /// Reads the thread's status; `None` once it has ended.
 pub fn alive(process: &ProcDir, tid: Pid) -> Option<Status> {
     // A leader that has ended stays a zombie while other threads run.
-    status_of(process, tid).filter(|status| status.has_mm)
+    process.status_of(tid).ok().filter(|status| status.has_mm)
+}
+
+/// Returns when the thread began, in clock ticks after the machine; `None` once it has ended. A later thread of the same
+/// ID began at another time.
+pub fn start_time(process: &ProcDir, tid: Pid) -> Option<u64> {
+    let text = process.read_as(&format!("task/{}/stat", tid.as_raw_nonzero()), "stat").ok()?;
+    stat::start_time(&text).ok()
 }
 
 /// Returns the first thread of `pid` that has not ended. If the first thread of a process has ended, `/proc/PID`
 /// shows nothing of the process.
 pub fn first_alive(process: &ProcDir, pid: Pid) -> Option<Pid> {
     list(process, pid).into_iter().find(|&tid| alive(process, tid).is_some())
-}
-
-fn status_of(process: &ProcDir, tid: Pid) -> Option<Status> {
-    let file = format!("task/{}/status", tid.as_raw_nonzero());
-    Some(status::parse(&process.read_as(&file, "status").ok()?))
-}
-
-fn asleep(process: &ProcDir, number: u64, args: &[u64; 6], has_timeout: HasTimeout<'_>) -> Takes {
-    let Ok(number) = i64::try_from(number) else { return Takes::Badly };
-    match number {
-        c::SYS_futex if may_be_requeued(process, args) => Takes::AsleepOnFutex,
-        // The kernel restarts these from the beginning, or with the time that remains.
-        c::SYS_futex
-        | c::SYS_poll
-        | c::SYS_ppoll
-        | c::SYS_select
-        | c::SYS_pselect6
-        | c::SYS_nanosleep
-        | c::SYS_clock_nanosleep
-        | c::SYS_wait4
-        | c::SYS_waitid
-        | c::SYS_pause
-        | c::SYS_rt_sigsuspend
-        | c::SYS_restart_syscall
-        | c::SYS_flock
-        | c::SYS_msgrcv
-        | c::SYS_msgsnd
-        | c::SYS_mq_timedreceive
-        | c::SYS_mq_timedsend => Takes::Asleep,
-        // On a socket with a timeout these return EINTR; otherwise the kernel restarts them. A call that has
-        // transferred a part returns that part, so writes, and calls that wait for the whole buffer, take a stop
-        // badly.
-        c::SYS_recvfrom if waits_for_all(args[3]) => Takes::Badly,
-        c::SYS_recvmsg if waits_for_all(args[2]) => Takes::Badly,
-        c::SYS_read
-        | c::SYS_readv
-        | c::SYS_recvfrom
-        | c::SYS_recvmsg
-        | c::SYS_accept
-        | c::SYS_accept4
-            if !has_a_timeout(process, args[0], has_timeout) =>
-        {
-            Takes::Asleep
-        }
-        _ if waits_forever(number, args) => Takes::AsleepToRewind,
-        // sigtimedwait(2) is not listed, because the signals for which it waits count as unblocked meanwhile.
-        c::SYS_epoll_wait | c::SYS_epoll_pwait | c::SYS_epoll_pwait2 | c::SYS_semtimedop => {
-            Takes::AsleepForEintr
-        }
-        _ => Takes::Badly,
-    }
-}
-
-/// Returns whether a thread must be ready for EINTR in any case, because a signal for which it has a handler may
-/// come at any time. Signals that a thread raises by its own faults do not count.
-pub fn expects_eintr(status: &Status) -> bool {
-    let own = [c::SIGSEGV, c::SIGBUS, c::SIGFPE, c::SIGILL, c::SIGTRAP, c::SIGSYS, c::SIGABRT];
-    let faults = own.iter().fold(0, |mask, signal| mask | 1 << (signal - 1));
-    status.caught & !status.blocked & !faults != 0
-}
-
-/// Returns whether the call waits without end, has no effect before it returns, and returns EINTR on any
-/// interruption. Such a call can be made again, and nothing is lost.
-pub(crate) fn waits_forever(number: i64, args: &[u64; 6]) -> bool {
-    const IORING_ENTER_EXT_ARG: u64 = 1 << 3;
-    match number {
-        c::SYS_epoll_wait | c::SYS_epoll_pwait => (args[3] as u32).cast_signed() < 0,
-        c::SYS_epoll_pwait2 | c::SYS_semtimedop => args[3] == 0,
-        c::SYS_semop => true,
-        c::SYS_rt_sigtimedwait => args[2] == 0,
-        // A call that submits requests returns how many.
-        c::SYS_io_uring_enter => args[1] as u32 == 0 && args[3] & IORING_ENTER_EXT_ARG == 0,
-        _ => false,
-    }
-}
-
-/// Returns whether the program may have moved a thread in this futex call to another futex. It cannot have in one
-/// case: the thread waits for a change of the ID of a living thread, in memory that processes may share. That is
-/// how pthread_join(3) waits for that thread's end, of which the kernel itself informs the waiter.
-fn may_be_requeued(process: &ProcDir, args: &[u64; 6]) -> bool {
-    const FUTEX_WAIT: u32 = 0;
-    const FUTEX_WAIT_BITSET: u32 = 9;
-    const FUTEX_WAIT_REQUEUE_PI: u32 = 11;
-    const FUTEX_PRIVATE_FLAG: u32 = 128;
-    const FUTEX_CLOCK_REALTIME: u32 = 256;
-    let operation = args[1] as u32;
-    match operation & !(FUTEX_PRIVATE_FLAG | FUTEX_CLOCK_REALTIME) {
-        FUTEX_WAIT | FUTEX_WAIT_BITSET => {
-            let thread = i32::try_from(args[2] as u32).ok().and_then(Pid::from_raw);
-            let is_join = operation & FUTEX_PRIVATE_FLAG == 0
-                && thread.is_some_and(|thread| alive(process, thread).is_some());
-            !is_join
-        }
-        // Once the waiter has been moved to a mutex that inherits priorities, an interruption makes this call
-        // return EAGAIN.
-        FUTEX_WAIT_REQUEUE_PI => true,
-        // The kernel never moves a waiter of another operation (`futex_requeue`, `kernel/futex/requeue.c`).
-        _ => false,
-    }
-}
-
-/// Returns whether the flags of a receiving call request a whole buffer.
-fn waits_for_all(flags: u64) -> bool {
-    flags as u32 & c::MSG_WAITALL.unsigned_abs() != 0
-}
-
-/// Returns whether the descriptor is a socket on which calls can time out; true if that is not known. The
-/// descriptor's link shows whether it is a socket. Any other file is not copied, because closing a copy of a file
-/// may block.
-fn has_a_timeout(process: &ProcDir, fd: u64, has_timeout: HasTimeout<'_>) -> bool {
-    let Ok(fd) = i32::try_from(fd as u32) else { return true };
-    match process.link(&format!("fd/{fd}")) {
-        Ok(link) if !link.starts_with(b"socket:[") => false,
-        Ok(_) => has_timeout(fd),
-        Err(_) => true,
-    }
 }

@@ -2,6 +2,7 @@
 
      names DIRECTORY   maps a file whose path is as long as paths can be, as often as it may
      maps              maps anonymous memory as often as it may
+     texts             maps two megabytes of its own program as text as often as it may, never two side by side
      text FILE         maps more of a file as text than any machine has memory; the file has nothing in it
 
    Then it waits to be looked at, and ends with 7. */
@@ -37,6 +38,12 @@ int main(int argc, char **argv)
         while (mmap(NULL, length, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0) == MAP_FAILED)
             length /= 2;
         printf("length %lu\n", length);
+    } else if (!strcmp(mode, "texts")) {
+        int fd = open("/proc/self/exe", O_RDONLY), count = 0;
+        char *at = (char *)(1UL << 40);
+        while (count < MAPPINGS && mmap(at, 2 << 20, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED_NOREPLACE, fd, 0) == at)
+            at += 4 << 20, count++;
+        printf("mappings %d\n", count);
     } else {
         int fd = strcmp(mode, "names") ? -1 : long_path(argv[2]);
         int flags = MAP_PRIVATE | (fd < 0 ? MAP_ANONYMOUS : 0);

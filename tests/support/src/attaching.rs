@@ -11,9 +11,22 @@ use super::launch::Run;
 use super::programs::{Kind, program};
 use super::smaps::{Vma, pmd_size, vmas};
 
+/// The kinds of moments at which `TIEXEC_FAULT` lets TiExec die while a thread is stopped.
+pub const FAULT_POINTS: [&str; 4] =
+    ["die-after-setregs", "die-after-stop", "die-after-write", "die-after-setmask"];
+
 /// Runs `tiexecctl` with these arguments.
 pub fn ctl<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Done {
     ctl_behind(&[], args)
+}
+
+/// Runs a command of `tiexecctl` as a message names it, by the shell, which knows the quotes.
+pub fn ctl_named(command: &str) -> Done {
+    let rest = command.strip_prefix("tiexecctl ").unwrap_or_else(|| panic!("{command}"));
+    let script = format!("exec \"$0\" {rest}");
+    Run::new("sh", ["-ec".as_ref(), script.as_ref(), super::tiexecctl().as_os_str()])
+        .plain()
+        .output()
 }
 
 /// Returns whether the kernel has `MADV_COLLAPSE` (Linux 6.1).
@@ -69,9 +82,7 @@ pub fn json(done: &Done) -> Value {
 
 /// A private copy of the program in small folios of the page cache, so that no part is huge before the test.
 pub fn small(name: &str, kind: Kind) -> Fresh {
-    let copy = Fresh::cold(&program(name, kind));
-    super::warm::cache_small(copy.path());
-    copy
+    Fresh::small(&program(name, kind))
 }
 
 /// A running `hold`. It ends with 7 if its text is right to the end.
@@ -151,8 +162,9 @@ pub fn assert_untouched(pid: i32, before: &Before) {
 /// Waits until a revert of the process is complete. The process has its own text a moment before the descriptors of the
 /// revert are closed.
 pub fn eventually_untouched(pid: i32, before: &Before) {
-    let _or_it_panics = soon(|| Before::of(pid) == *before);
-    assert_untouched(pid, before);
+    if !soon(|| Before::of(pid) == *before) {
+        assert_untouched(pid, before);
+    }
 }
 
 /// Attaches and reverts `cycles` times. Panics unless all text is huge in between, and none afterwards.

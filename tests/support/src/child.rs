@@ -16,6 +16,10 @@ pub fn patience(limit: Duration) -> Duration {
     limit * factor.unwrap_or(1)
 }
 
+/// The time limit of a child for which a test sets no other one: no more than an assurance that the test ends. A machine may
+/// stand still for minutes.
+pub const LONGEST: Duration = Duration::from_secs(400);
+
 /// A running child. Drop kills it and its process group.
 pub struct Held {
     child: std::process::Child,
@@ -27,7 +31,7 @@ pub struct Held {
     until: Instant,
     group: bool,
     /// The lock that keeps other tests from changing the machine while the child runs.
-    _quiet: Option<std::fs::File>,
+    _quiet: Option<super::machine::Quiet>,
 }
 
 /// How a child ended.
@@ -201,9 +205,10 @@ impl Held {
         while let Some(true) = self.err.more(Instant::now() + Duration::from_millis(200)) {}
         let status = self.child.try_wait();
         format!(
-            "status {status:?}\nstdout: {:?}\nstderr: {:?}",
+            "status {status:?}\nstdout: {:?}\nstderr: {:?}\n{}",
             self.out_text(),
-            String::from_utf8_lossy(&self.err.got)
+            String::from_utf8_lossy(&self.err.got),
+            super::stuck::describe(self.pid())
         )
     }
 
@@ -360,8 +365,8 @@ impl std::fmt::Display for Done {
     }
 }
 
-/// The time limit for an event that must happen. It is long because a shared machine stalls now and then.
-const SOON: Duration = Duration::from_secs(30);
+/// The time limit for an event that must happen.
+const SOON: Duration = Duration::from_secs(200);
 
 /// Polls until a condition holds. Returns false after the time limit.
 pub fn soon(mut condition: impl FnMut() -> bool) -> bool {
@@ -379,7 +384,10 @@ pub fn soon(mut condition: impl FnMut() -> bool) -> bool {
 
 /// Polls until a condition holds. Panics with `what` after the time limit.
 pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
-    assert!(soon(condition), "{what}: not within {:?}", patience(SOON));
+    if !soon(condition) {
+        let seen = super::stuck::describe(std::process::id() as i32);
+        panic!("{what}: not within {:?}\n{seen}", patience(SOON));
+    }
 }
 
 /// The state letter in `/proc/PID/stat`.

@@ -15,6 +15,7 @@ use super::smaps::{Vma, pmd_size, vmas};
 pub struct Fresh {
     dir: tempfile::TempDir,
     path: PathBuf,
+    pinned: Option<Pinned>,
 }
 
 fn directory() -> tempfile::TempDir {
@@ -37,7 +38,46 @@ impl Fresh {
         let path = dir.path().join(program.file_name().expect("a program has a name"));
         super::install(program, &path, 0o755);
         uncache(&path);
-        Fresh { dir, path }
+        Fresh { dir, path, pinned: None }
+    }
+
+    /// Copies a program under its own name, and reads the copy into the page cache in small folios, so that no part of
+    /// its text is huge.
+    pub fn small(program: &Path) -> Fresh {
+        let copy = Fresh::cold(program);
+        super::warm::cache_small(&copy.path);
+        copy
+    }
+
+    /// Does the same with a program of this machine by that name, whose own page cache may be in any state and may
+    /// change at any moment. The pages of the copy stay as they are.
+    pub fn installed(name: &str) -> Option<Fresh> {
+        Fresh::small_for_good(&super::installed(name)?)
+    }
+
+    /// Does the same with any program that is there.
+    pub fn small_for_good(program: &Path) -> Option<Fresh> {
+        Some(Fresh::small(&program.canonicalize().ok()?).pinned())
+    }
+
+    /// The same copy, whose pages stay in the page cache as they are. (Such a file cannot be evicted or warmed.)
+    pub fn pinned(mut self) -> Fresh {
+        self.pinned = Some(Pinned::new(&self.path));
+        self
+    }
+
+    /// The same copy by a path without blanks, below the test's own `/run`, for tools that take a blank for the end of a
+    /// path.
+    pub fn without_blanks(mut self) -> Fresh {
+        if self.path.as_os_str().as_encoded_bytes().contains(&b' ') && super::is_root() {
+            super::store::own_run();
+            let own = self.dir.path();
+            let at = Path::new("/run").join(own.file_name().expect("a directory has a name"));
+            std::fs::create_dir(&at).expect("a directory in a /run of its own");
+            super::store::mount(&own.to_string_lossy(), &at, None, libc::MS_BIND, "");
+            self.path = at.join(self.path.file_name().expect("a program has a name"));
+        }
+        self
     }
 
     /// The copy.
@@ -60,46 +100,78 @@ pub fn uncache(path: &Path) {
     assert_eq!(error, 0, "posix_fadvise {}", path.display());
 }
 
-/// Maps the first bytes of a file of our own at a multiple of the huge page, calls `work` with the address, and unmaps
-/// the file.
-fn mapped_aligned<T>(
-    path: &Path,
+/// A mapping of the first bytes of a file of our own, at a multiple of the huge page. Drop unmaps it.
+struct Mapping {
+    area: *mut libc::c_void,
+    area_len: usize,
+    at: *mut libc::c_void,
     len: usize,
-    protection: libc::c_int,
-    work: impl FnOnce(*mut libc::c_void) -> T,
-) -> T {
-    let file = std::fs::File::open(path).expect("an own file");
-    let pmd = pmd_size() as usize;
-    let area_len = len.next_multiple_of(pmd) + pmd;
-    let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-    // SAFETY: a new mapping at an address of the kernel's choice, large enough to hold the file at an aligned one.
-    let area =
-        unsafe { libc::mmap(std::ptr::null_mut(), area_len, libc::PROT_NONE, anonymous, -1, 0) };
-    assert_ne!(area, libc::MAP_FAILED, "address space");
-    let at = (area as usize).next_multiple_of(pmd) as *mut libc::c_void;
-    let fixed = libc::MAP_PRIVATE | libc::MAP_FIXED;
-    // SAFETY: the range lies in the area, which no other code knows.
-    let mapped = unsafe { libc::mmap(at, len, protection, fixed, file.as_raw_fd(), 0) };
-    assert_eq!(mapped, at, "{} can be mapped", path.display());
-    let done = work(mapped);
-    // SAFETY: the area is ours alone.
-    unsafe { libc::munmap(area, area_len) };
-    done
+}
+
+impl Mapping {
+    fn new(path: &Path, len: usize, protection: libc::c_int) -> Mapping {
+        let file = std::fs::File::open(path).expect("an own file");
+        let pmd = pmd_size() as usize;
+        let area_len = len.next_multiple_of(pmd) + pmd;
+        let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping at an address of the kernel's choice, large enough to hold the file at an aligned one.
+        let area = unsafe {
+            libc::mmap(std::ptr::null_mut(), area_len, libc::PROT_NONE, anonymous, -1, 0)
+        };
+        assert_ne!(area, libc::MAP_FAILED, "address space");
+        let at = (area as usize).next_multiple_of(pmd) as *mut libc::c_void;
+        let fixed = libc::MAP_PRIVATE | libc::MAP_FIXED;
+        // SAFETY: the range lies in the area, which no other code knows.
+        let mapped = unsafe { libc::mmap(at, len, protection, fixed, file.as_raw_fd(), 0) };
+        assert_eq!(mapped, at, "{} can be mapped", path.display());
+        Mapping { area, area_len, at, len }
+    }
+
+    /// Calls madvise(2) on all of it. Returns whether the kernel did it.
+    fn advise(&self, advice: libc::c_int) -> bool {
+        // SAFETY: none of the advice here changes contents, and the range is the mapping's.
+        unsafe { libc::madvise(self.at, self.len, advice) == 0 }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the area is this value's own.
+        unsafe { libc::munmap(self.area, self.area_len) };
+    }
+}
+
+/// A file of our own whose pages stay in the page cache as they are: they are mapped and locked, so that the kernel can
+/// reclaim none of them. Pages that are not cached yet are read. Drop lets them go.
+pub struct Pinned {
+    _mapping: Mapping,
+}
+
+impl Pinned {
+    /// Locks all pages of the file.
+    pub fn new(path: &Path) -> Pinned {
+        let len = std::fs::metadata(path).expect("an own file").len() as usize;
+        let mapping = Mapping::new(path, len, libc::PROT_READ);
+        // SAFETY: the range is the mapping's.
+        let locked = unsafe { libc::mlock(mapping.at, len) } == 0;
+        // Other users may lock little memory. Pages that are mapped and used are the last that the kernel takes.
+        assert!(locked || !super::is_root(), "mlock: {}", std::io::Error::last_os_error());
+        assert!(locked || mapping.advise(libc::MADV_POPULATE_READ), "{}", path.display());
+        Pinned { _mapping: mapping }
+    }
 }
 
 /// Makes the kernel read an uncached file as huge folios. Returns the number of bytes in huge folios.
 pub fn bring_in(path: &Path) -> u64 {
     let len = std::fs::metadata(path).expect("an own file").len() as usize;
-    mapped_aligned(path, len, libc::PROT_READ, |at| {
-        for advice in [libc::MADV_HUGEPAGE, libc::MADV_POPULATE_READ] {
-            // SAFETY: the advice changes no contents, and the range is the mapping's.
-            unsafe { libc::madvise(at, len, advice) };
-        }
-        let name = path.to_string_lossy();
-        let all = vmas(std::process::id() as i32);
-        let ours = all.iter().filter(|vma| vma.start == at as u64 && vma.path == name);
-        ours.map(|vma| vma.counter("FilePmdMapped")).sum()
-    })
+    let mapping = Mapping::new(path, len, libc::PROT_READ);
+    for advice in [libc::MADV_HUGEPAGE, libc::MADV_POPULATE_READ] {
+        mapping.advise(advice);
+    }
+    let name = path.to_string_lossy();
+    let all = vmas(std::process::id() as i32);
+    let ours = all.iter().filter(|vma| vma.start == mapping.at as u64 && vma.path == name);
+    ours.map(|vma| vma.counter("FilePmdMapped")).sum()
 }
 
 /// Tests, without TiExec, whether the file system of the copies reads files as huge folios.
@@ -124,10 +196,8 @@ pub fn collapses_files() -> bool {
     std::fs::write(&path, vec![1; pmd]).expect("a file");
     uncache(&path);
     assert_eq!(std::fs::read(&path).expect("an own file").len(), pmd);
-    mapped_aligned(&path, pmd, libc::PROT_READ | libc::PROT_EXEC, |at| {
-        // SAFETY: the advice changes no contents, and the range is the mapping's.
-        unsafe { libc::madvise(at, pmd, libc::MADV_COLLAPSE) == 0 }
-    })
+    let mapping = Mapping::new(&path, pmd, libc::PROT_READ | libc::PROT_EXEC);
+    mapping.advise(libc::MADV_COLLAPSE)
 }
 
 /// The message of `require!` if there are no huge folios.
@@ -165,10 +235,12 @@ impl Report {
         std::fs::read_to_string(self.path()).unwrap_or_default()
     }
 
-    /// The whole report.
+    /// The report of the launch. A companion may have added one of an attach.
     pub fn read(&self) -> Value {
         let text = std::fs::read_to_string(self.path()).expect("a report");
-        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{e}: {text:?}"))
+        let mut reports = serde_json::Deserializer::from_str(&text).into_iter();
+        let first = reports.next().unwrap_or_else(|| panic!("no report: {text:?}"));
+        first.unwrap_or_else(|e| panic!("{e}: {text:?}"))
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::child::{Done, Held};
+use super::child::{Done, Held, LONGEST};
 
 /// One step that the child takes before its exec.
 #[derive(Debug, Clone, Copy)]
@@ -132,7 +132,7 @@ impl Run {
             cwd: None,
             stdio: None,
             group: true,
-            limit: Duration::from_secs(40),
+            limit: LONGEST,
         }
     }
 

@@ -10,18 +10,23 @@
 
 pub mod attaching;
 pub mod child;
+pub mod databases;
 pub mod edges;
+pub mod extent;
 pub mod first_output;
 pub mod fresh;
 pub mod launch;
 pub mod machine;
 pub mod objects;
+pub mod once;
 pub mod places;
 pub mod podman;
 pub mod programs;
 pub mod pty;
 pub mod smaps;
 pub mod store;
+mod stuck;
+mod surroundings;
 pub mod systemd;
 pub mod tmux;
 pub mod traced;
@@ -31,8 +36,10 @@ pub mod warm;
 use std::path::{Path, PathBuf};
 
 pub use child::{Done, Held};
-pub use fresh::{Fresh, Report};
+pub use extent::rounds;
+pub use fresh::{Fresh, Pinned, Report};
 pub use launch::{Prep, Run};
+pub use once::once;
 pub use places::{files, sources, tiexec, tiexecctl, tiexecd};
 pub use programs::{BUSY_NODE, Kind, Linked, busy_java, program, program_big, program_with};
 pub use smaps::{Coverage, coverage, pmd_size};
@@ -133,15 +140,25 @@ impl Public {
     }
 }
 
-/// Copies an executable by `cp`. If this process had the copy open for writing, a child that another test thread forks
+/// Copies an executable by `dd`. If this process had the copy open for writing, a child that another test thread forks
 /// would have it open too until its exec, and an exec of the copy in that moment would fail with ETXTBSY.
+///
+/// The writes are small, so that the copy is in small folios of the page cache. After the large writes of `cp` it could
+/// be in huge ones, and its text huge without TiExec.
 pub fn install(file: &Path, copy: &Path, mode: u32) {
-    let status = std::process::Command::new("cp").arg(file).arg(copy).status().expect("cp");
-    assert!(status.success(), "cp {} {}", file.display(), copy.display());
+    let mut words = [std::ffi::OsString::from("if="), "of=".into()];
+    words[0].push(file);
+    words[1].push(copy);
+    let status = std::process::Command::new("dd")
+        .args(["bs=4k", "status=none"])
+        .args(words)
+        .status()
+        .expect("dd");
+    assert!(status.success(), "dd {} {}", file.display(), copy.display());
     chmod(copy, mode);
 }
 
-/// Writes an executable file with this content, by another process for the same reason.
+/// Writes an executable file with this content, by another process for the same reason as in [`install`].
 pub fn write_program(path: &Path, content: &[u8], mode: u32) {
     use std::io::Write;
     let mut cp = std::process::Command::new("cp")
@@ -153,6 +170,24 @@ pub fn write_program(path: &Path, content: &[u8], mode: u32) {
     cp.stdin.take().expect("a pipe was asked for").write_all(content).expect("cp reads its input");
     assert!(cp.wait().expect("cp ends").success());
     chmod(path, mode);
+}
+
+/// A path to a file of our own for tools that take a blank for the end of a path: a symbolic link in the temporary
+/// directory, if the file's own path has one.
+pub fn without_blanks(file: &Path) -> PathBuf {
+    use std::os::unix::fs::MetadataExt;
+    if !file.as_os_str().as_encoded_bytes().contains(&b' ') {
+        return file.to_owned();
+    }
+    let inode = std::fs::metadata(file).expect("an own file").ino();
+    let link = std::env::temp_dir().join(format!("tiexec-test-{inode}"));
+    if std::fs::read_link(&link).ok().as_deref() != Some(file) {
+        // A link from an earlier run leads elsewhere. Another test may make the same link at the same time.
+        let _from_before = std::fs::remove_file(&link);
+        let _there = std::os::unix::fs::symlink(file, &link);
+    }
+    assert_eq!(std::fs::read_link(&link).expect("a symbolic link"), file);
+    link
 }
 
 /// Sets the mode of a file of our own.

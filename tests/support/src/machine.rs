@@ -4,43 +4,74 @@ use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 thread_local! {
     /// True if the test on this thread holds the machine.
     static HELD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
+/// Counts the values of [`Quiet`] in this process.
+static QUIET: AtomicU32 = AtomicU32::new(0);
+
 /// The exclusive lock of the test that may change the machine. Every child of the other tests holds the lock shared, so
-/// that no child sees a change.
+/// that no child sees a change. A test that only needs cgroups uses [`Groups`].
 pub struct Machine {
     _lock: File,
     undo: Vec<Guard>,
-    groups: Vec<PathBuf>,
+    groups: Groups,
 }
 
-fn lock_file() -> File {
-    let path = super::files().join("machine.lock");
+/// The shared lock: no test changes the machine meanwhile.
+pub struct Quiet {
+    _lock: File,
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        QUIET.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn lock_file(name: &str) -> File {
+    let path = super::files().join(name);
     File::options().create(true).append(true).open(path).expect("the lock file")
+}
+
+/// Takes a lock behind the gate. Whoever waits for the lock holds the gate, so that no later test overtakes: flock(2)
+/// gives a shared lock also while another process waits for an exclusive one, which would then wait for a pause of all
+/// tests.
+fn behind_the_gate(lock: impl FnOnce(&File) -> std::io::Result<()>) -> File {
+    let gate = lock_file("machine.gate");
+    gate.lock().expect("flock");
+    let file = lock_file("machine.lock");
+    lock(&file).expect("flock");
+    file
 }
 
 /// Takes the lock shared, so that no test changes the machine meanwhile. Returns `None` in a test that holds the lock
 /// exclusively.
-pub fn quiet() -> Option<File> {
+pub fn quiet() -> Option<Quiet> {
     if HELD.get() {
         return None;
     }
-    let file = lock_file();
-    file.lock_shared().expect("flock");
-    Some(file)
+    let file = if QUIET.fetch_add(1, Ordering::Relaxed) == 0 {
+        behind_the_gate(File::lock_shared)
+    } else {
+        // A test that waits at the gate may wait for this process, which therefore does not queue again.
+        let file = lock_file("machine.lock");
+        file.lock_shared().expect("flock");
+        file
+    };
+    Some(Quiet { _lock: file })
 }
 
 impl Machine {
-    /// Waits for every other test that changes the machine.
+    /// Waits for every other test that changes the machine. The caller has no child yet, which would hold the lock.
     pub fn lock() -> Machine {
-        let file = lock_file();
-        file.lock().expect("flock");
+        let file = behind_the_gate(File::lock);
         HELD.set(true);
-        Machine { _lock: file, undo: Vec::new(), groups: Vec::new() }
+        Machine { _lock: file, undo: Vec::new(), groups: Groups::new() }
     }
 
     /// Writes a knob. Returns false if the knob does not take the value. Drop restores the old value. The setting
@@ -63,14 +94,6 @@ impl Machine {
         let taken = std::fs::write(knob, value).is_ok();
         self.undo.push(guard);
         taken
-    }
-
-    /// Like [`slice`](Self::slice), in the hierarchy from which the names of units are read; `None` if there is no such
-    /// hierarchy.
-    pub fn slice_of_units(&mut self) -> Option<PathBuf> {
-        let parents = ["/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
-        let parent = parents.iter().map(Path::new).find(|at| at.join("cgroup.procs").exists());
-        self.slice(parent?)
     }
 
     /// Adds `pages` to the hugetlb pool. Returns false if the kernel cannot find them, or cannot move pages of the
@@ -106,28 +129,52 @@ impl Machine {
 
     /// Makes a cgroup below `parent`; none if it cannot be made.
     pub fn group(&mut self, parent: &Path) -> Option<PathBuf> {
-        self.group_called(parent, "")
+        self.groups.group(parent)
+    }
+}
+
+/// Cgroups of a test, which affect no other test. Drop removes them.
+#[derive(Default)]
+pub struct Groups(Vec<PathBuf>);
+
+impl Groups {
+    /// Has no cgroup yet.
+    pub fn new() -> Groups {
+        Groups::default()
+    }
+
+    /// Like [`slice`](Self::slice), in the hierarchy from which the names of units are read; `None` if there is no such
+    /// hierarchy.
+    pub fn slice_of_units(&mut self) -> Option<PathBuf> {
+        let parents = ["/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+        let parent = parents.iter().map(Path::new).find(|at| at.join("cgroup.procs").exists());
+        self.slice(parent?)
+    }
+
+    /// Makes a cgroup below `parent`; none if it cannot be made.
+    pub fn group(&mut self, parent: &Path) -> Option<PathBuf> {
+        self.called(parent, "")
     }
 
     /// Makes a cgroup for units below `parent`, like systemd's slices; none if it cannot be made.
     pub fn slice(&mut self, parent: &Path) -> Option<PathBuf> {
-        self.group_called(parent, ".slice")
+        self.called(parent, ".slice")
     }
 
-    fn group_called(&mut self, parent: &Path, end: &str) -> Option<PathBuf> {
-        let (own, count) = (std::process::id(), self.groups.len());
+    fn called(&mut self, parent: &Path, end: &str) -> Option<PathBuf> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let (own, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let group = parent.join(format!("tiexec-test-{own}-{count}{end}"));
         std::fs::create_dir(&group).ok()?;
-        self.groups.push(group.clone());
+        self.0.push(group.clone());
         Some(group)
     }
 }
 
-impl Drop for Machine {
+impl Drop for Groups {
     fn drop(&mut self) {
-        HELD.set(false);
         // The innermost first.
-        for group in self.groups.iter().rev() {
+        for group in self.0.iter().rev() {
             // The kernel may count reaped children for a moment longer.
             for _ in 0..200 {
                 if std::fs::remove_dir(group).is_ok() {
@@ -136,6 +183,13 @@ impl Drop for Machine {
                 std::thread::sleep(std::time::Duration::from_millis(10));
             }
         }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        HELD.set(false);
+        self.groups = Groups::new();
         while let Some(last) = self.undo.pop() {
             drop(last);
         }
@@ -211,7 +265,7 @@ pub fn memory_controller() -> Option<(PathBuf, &'static str)> {
 /// Makes a cgroup whose members can be frozen. Returns the group, the file that freezes it and the file that shows its
 /// state, and the words that freeze it, thaw it, and show it frozen.
 pub fn freezer(
-    machine: &mut Machine,
+    groups: &mut Groups,
     unified: bool,
 ) -> Option<(PathBuf, [PathBuf; 2], [&'static str; 3])> {
     let base = Path::new("/sys/fs/cgroup");
@@ -224,7 +278,7 @@ pub fn freezer(
         (vec![base.join("freezer")], "tasks", ["freezer.state"; 2], words)
     };
     let parent = parents.into_iter().find(|parent| parent.join(kind).exists())?;
-    let group = machine.group(&parent)?;
+    let group = groups.group(&parent)?;
     let files = files.map(|file| group.join(file));
     files[0].exists().then_some((group, files, words))
 }

@@ -48,6 +48,8 @@ impl Podman {
         podman.args(["run", "--rm", "--network=none", "--log-driver=none", "--interactive"]);
         // podman's default limits exceed the limits of this machine.
         podman.args(["--ulimit=nofile=1024:1024", "--ulimit=nproc=4096:4096"]);
+        // A container must not see the settings of an installed TiExec.
+        podman.arg("--tmpfs=/etc/tiexec");
         for mount in mounts {
             podman.arg(format!("--volume={0}:{0}", mount.display()));
         }

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::{files, installed};
+
 /// How a program is linked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -266,6 +268,33 @@ fn built(name: &str, kind: Kind, mib: u32, linked: Option<Linked<'_>>) -> PathBu
     built
 }
 
+/// Builds the Go program of a directory, with these options and without cgo.
+///
+/// # Errors
+/// The complaint of `go build`.
+pub fn build_go(directory: &Path, options: &[&str], to: &Path) -> Result<(), String> {
+    let output = Command::new(installed("go").expect("the test has looked for it"))
+        .arg("build")
+        .args(options)
+        .arg("-o")
+        .arg(to)
+        .current_dir(directory)
+        .env("GOCACHE", files().join("go-cache"))
+        .envs([("CGO_ENABLED", "0"), ("GOFLAGS", "-mod=mod"), ("GOTOOLCHAIN", "local")])
+        .env("HOME", to.parent().expect("a directory"))
+        .output()
+        .expect("go");
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+    }
+}
+
+/// A private copy of the distribution's Python, in small folios.
+pub fn python() -> Option<super::Fresh> {
+    super::Fresh::small_for_good(Path::new("/usr/bin/python3"))
+}
+
 /// A script for node: JIT, garbage collection, worker threads, child processes and regular expressions. It prints its
 /// results.
 pub const BUSY_NODE: &str = "const {Worker}=require('worker_threads'),{execFileSync}=require('child_process');\
@@ -275,10 +304,21 @@ pub const BUSY_NODE: &str = "const {Worker}=require('worker_threads'),{execFileS
     const c=execFileSync('/bin/echo',['child']).toString().trim();\
     new Worker(\"require('worker_threads').parentPort.postMessage(6*7)\",{eval:true}).on('message',m=>console.log(h,r,c,m))";
 
-/// `java`, and a directory with `Busy` compiled for it; `None` without a JDK.
+/// `java`, and a directory with `Busy` compiled for it; `None` without a JDK. `java` and its `libjvm.so` are private
+/// copies in the directory, in small folios. All else that `java` reads is the machine's.
 pub fn busy_java() -> Option<(PathBuf, tempfile::TempDir)> {
     let (java, javac) = super::installed("java").zip(super::installed("javac"))?;
+    let java = java.canonicalize().ok()?;
+    let home = java.parent()?.parent()?;
     let dir = tempfile::tempdir().expect("a directory");
+    let own = dir.path().join("jdk");
+    super::warm::run("cp", &["-rs".as_ref(), home, &own]);
+    for file in ["bin/java", "lib/server/libjvm.so"] {
+        let copy = own.join(file);
+        std::fs::remove_file(&copy).expect("a symbolic link of our own");
+        super::warm::small(&home.join(file), copy.parent().expect("a directory"));
+    }
+    let java = own.join("bin/java");
     let source = dir.path().join("Busy.java");
     std::fs::write(&source, include_str!("../../programs/Busy.java")).expect("a file");
     let built = Command::new(javac).arg(&source).output().expect("javac");

@@ -1,7 +1,7 @@
 //! A parser of `/proc/PID/smaps` that is independent of the project's crates.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// One mapping and its counters, in bytes.
 #[derive(Debug, Clone)]
@@ -187,4 +187,13 @@ pub fn children(pid: i32) -> Vec<i32> {
         .filter_map(|t| std::fs::read_to_string(t.path().join("children")).ok())
         .flat_map(|s| s.split_ascii_whitespace().filter_map(|p| p.parse().ok()).collect::<Vec<_>>())
         .collect()
+}
+
+/// The directory in `/proc` of the child whose first argument is this word.
+pub fn child_with(pid: i32, argument: &str) -> Option<PathBuf> {
+    let mut all = children(pid).into_iter().map(|pid| PathBuf::from(format!("/proc/{pid}")));
+    all.find(|one| {
+        let line = std::fs::read(one.join("cmdline")).unwrap_or_default();
+        line.split(|&byte| byte == 0).nth(1) == Some(argument.as_bytes())
+    })
 }

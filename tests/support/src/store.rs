@@ -4,13 +4,15 @@ use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use super::child::{Done, Held};
+use super::child::{Done, Held, LONGEST};
 use super::smaps::{pmd_size, vmas};
 
 /// The directory of the system's images.
 pub const IMAGES: &str = "/run/tiexec/images";
+
+/// The directory of the machine's settings, rules and kill switch.
+const SETTINGS: &str = "/etc/tiexec";
 
 /// The source name of the mount on a test's own `/run`.
 const OWN: &str = "tiexec-test";
@@ -22,7 +24,8 @@ thread_local! {
 
 /// Gives this thread, with its later threads and children, a private `/run`, unless it has one. TiExec keeps its images
 /// and locks in `/run`, and a test must not touch those of the machine. Each test that runs as root has its own `/run`
-/// before its first child. Other users cannot write to the machine's `/run`.
+/// before its first child. Other users cannot write to the machine's `/run`. The settings of an installed TiExec
+/// (`SETTINGS`) are hidden from the thread in the same way.
 pub fn own_run() {
     if HAS_OWN.replace(true) || !super::is_root() {
         return;
@@ -42,6 +45,9 @@ pub fn own_run() {
     );
     mount("none", "/", None, libc::MS_REC | libc::MS_PRIVATE, "");
     mount(OWN, "/run", Some("tmpfs"), 0, "mode=0755");
+    if Path::new(SETTINGS).is_dir() {
+        tmpfs(Path::new(SETTINGS), "mode=0755");
+    }
 }
 
 /// Mounts a tmpfs with these options.
@@ -77,7 +83,7 @@ pub fn started_from(ctl: &Path, front: &[&str], args: &[&OsStr]) -> Held {
     command.args(&words[1..]).env_remove("XDG_RUNTIME_DIR").env_remove("TIEXEC");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let shown = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-    Held::spawn(command, shown, Duration::from_secs(120), false)
+    Held::spawn(command, shown, LONGEST, false)
 }
 
 /// Runs `tiexecctl store …` to its end.

@@ -99,7 +99,7 @@ impl Systemd {
         let pid = self.pid.to_string();
         let enter = ["--target", &pid, "--all", "--"].map(|word| OsStr::new(word).to_owned());
         let words = argv.into_iter().map(|word| word.as_ref().to_owned());
-        Run::new("nsenter", enter.into_iter().chain(words)).plain().limit(90)
+        Run::new("nsenter", enter.into_iter().chain(words)).plain()
     }
 
     /// Runs a command inside to its end.

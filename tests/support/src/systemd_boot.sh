@@ -98,6 +98,8 @@ for directory in usr/lib/systemd/system/*.wants usr/lib/systemd/system-generator
     mount -t tmpfs -o ro none "$directory"
 done
 rm -rf etc/systemd/system/*.wants
+# An installed TiExec must not act on this systemd.
+rm -rf etc/tiexec etc/systemd/system/run-tiexec-images.mount etc/systemd/system/*.d/50-tiexec.conf
 wanted() {
     wants=etc/systemd/system/$1.wants
     mkdir -p "$wants"

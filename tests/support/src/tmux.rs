@@ -27,7 +27,7 @@ impl Screen {
         args.extend(["sh", "-c", &script]);
         screen.tmux(&args);
         // The log has all bytes that the program sends, unchanged.
-        screen.tmux(&["pipe-pane", "-O", &format!("exec cat >{}", screen.log().display())]);
+        screen.tmux(&["pipe-pane", "-O", &format!("exec cat >'{}'", screen.log().display())]);
         screen
     }
 

@@ -1,5 +1,6 @@
 //! Uprobes that record into their own buffer, so that they do not disturb other tracing.
 
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use super::child::Held;
@@ -17,7 +18,10 @@ impl Uprobe {
     pub fn set(name: &str, file: &Path, offset: u64) -> Option<Uprobe> {
         let name = format!("tiexec_test_{}_{name}", std::process::id());
         let instance = Path::new(TRACING).join("instances").join(&name);
-        write(&events(), &format!("p:{name}/probed {}:{offset:#x}", file.display())).ok()?;
+        // A blank in a path would end it here, so the file is named by a descriptor.
+        let opened = std::fs::File::open(file).ok()?;
+        let file = format!("/proc/self/fd/{}", opened.as_raw_fd());
+        write(&events(), &format!("p:{name}/probed {file}:{offset:#x}")).ok()?;
         let probe = Uprobe { name, instance };
         std::fs::create_dir(&probe.instance).ok()?;
         write(&probe.switch(), "1").ok()?;

@@ -49,17 +49,6 @@ pub fn small(program: &Path, dir: &Path) -> PathBuf {
     copy
 }
 
-/// Runs `test`, and up to twice more if it fails. A machine that reclaims cold page cache by itself (DAMON) may have
-/// dropped some between two checks.
-pub fn unless_reclaimed<T>(test: impl Fn() -> T) -> T {
-    for _ in 0..2 {
-        if let Ok(done) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&test)) {
-            return done;
-        }
-    }
-    test()
-}
-
 /// Drops the file from the page cache. No process may have it mapped.
 pub fn evict(file: &Path) {
     advise(file, libc::POSIX_FADV_DONTNEED);

@@ -24,6 +24,8 @@ pub(crate) use self::build::helm;
 pub(crate) use self::build::helm_that_is_there;
 use self::cases::CASES;
 use self::node::Cluster;
+use crate::covered::{self, Covered};
+use crate::vm::build::repository;
 use crate::vm::{Arch, Lacking, forbids_skips};
 
 /// Runs tiexecd on a Kubernetes node, which is made of namespaces of this machine
@@ -32,6 +34,9 @@ pub(crate) struct K8sTest {
     /// Make the image of the static programs in this directory, and build none
     #[arg(long)]
     programs: Option<PathBuf>,
+    /// Keep the result of a run of all cases in docs/k8s-test.json, which a release needs
+    #[arg(long)]
+    record: bool,
     /// Only cases whose names begin so (default: all)
     cases: Vec<String>,
     /// The command runs itself again for each
@@ -73,6 +78,9 @@ impl K8sTest {
             None => {
                 let lock = fs::File::create(work.with_file_name("lock"))?;
                 lock.try_lock().context("another k8s-test runs")?;
+                let record = self.record && self.cases.is_empty();
+                let covered =
+                    if record { Some(covered::to_record(&covered::BY_K8S)?) } else { None };
                 let path = build::path(&cache)?;
                 // A killed earlier run may have left this directory.
                 fs::remove_dir_all(&work)?;
@@ -87,6 +95,9 @@ impl K8sTest {
                 keep_logs(&work)?;
                 fs::remove_dir_all(&work)
                     .with_context(|| format!("cannot remove {}", work.display()))?;
+                if let Some(covered) = covered.filter(|_| status.success()) {
+                    fs::write(recorded()?, serde_json::to_string_pretty(&covered)? + "\n")?;
+                }
                 Ok(code(status))
             }
         }
@@ -127,6 +138,21 @@ impl K8sTest {
         );
         Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
+}
+
+/// The record of the last run of all cases that passed: the sources that it tested.
+fn recorded() -> Result<PathBuf> {
+    Ok(repository()?.join("docs/k8s-test.json"))
+}
+
+/// Checks that the recorded run tested the committed sources.
+pub(crate) fn check_recorded() -> Result<String> {
+    let covered: Covered = match fs::read(recorded()?) {
+        Ok(text) => serde_json::from_slice(&text).context("docs/k8s-test.json")?,
+        Err(_no_run) => Covered::new(),
+    };
+    covered::check(&covered, &covered::committed(&covered::BY_K8S)?, "make k8s-test")?;
+    Ok("docs/k8s-test.json".to_owned())
 }
 
 /// The directory of the last run's logs.

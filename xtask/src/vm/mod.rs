@@ -22,10 +22,12 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
+use self::build::repository;
 use self::cache::Cache;
 use self::guest::{Disk, Guest};
 use self::kernel::Kernel;
 use self::results::Run;
+use crate::covered::{self, Covered};
 
 /// A processor architecture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -192,6 +194,9 @@ impl VmTest {
             some => some.to_vec(),
         };
         let built = build::tests(cache, arch, &wanted)?;
+        let whole = self.record && self.tests.is_empty();
+        let covered =
+            if whole { covered::to_record(&covered::BY_KERNELS)? } else { Covered::new() };
         let versions: Vec<&str> = match &self.kernel[..] {
             [] => arch.kernels().to_vec(),
             some => some.iter().map(String::as_str).collect(),
@@ -213,15 +218,26 @@ impl VmTest {
                 limit: self.limit,
                 command: self.command.as_deref().unwrap_or_default(),
             };
-            let run = guest
+            let mut run = guest
                 .run(cache, &built)
                 .with_context(|| format!("a guest with Linux {}", kernel.release))?;
+            run.covered.clone_from(&covered);
             results::store(&results::place(cache, self.record)?, &run)?;
             print!("{}", table::failures(&run));
             runs.push(run);
         }
         Ok(())
     }
+}
+
+/// Checks that the recorded runs of all kernels tested the committed sources.
+pub(crate) fn check_recorded() -> Result<String> {
+    let now = covered::committed(&covered::BY_KERNELS)?;
+    let runs = results::stored(&repository()?.join("docs/kernels"))?;
+    for run in &runs {
+        covered::check(&run.covered, &now, "make vm-test").with_context(|| run.column())?;
+    }
+    Ok(format!("{} kernels and disks", runs.len()))
 }
 
 /// Regenerates the tables of `docs/KERNELS.md`, from the last run of each kernel, architecture and disk.

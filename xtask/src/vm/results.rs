@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::build::{Built, repository};
 use super::cache::Cache;
 use super::guest::Guest;
+use crate::covered::Covered;
 
 /// The result of one test.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -53,6 +54,9 @@ pub(crate) struct Run {
     pub(crate) results: BTreeMap<String, BTreeMap<String, Outcome>>,
     /// Messages of the kernel that are complaints.
     pub(crate) complaints: Vec<String>,
+    /// The sources that the last whole run tested.
+    #[serde(default)]
+    pub(crate) covered: Covered,
 }
 
 impl Run {
@@ -129,6 +133,7 @@ pub(crate) fn gather(guest: &Guest<'_>, out: &Path, logs: &Path, built: &Built) 
         doctor,
         results,
         complaints,
+        covered: Covered::new(),
     })
 }
 
@@ -177,16 +182,19 @@ pub(crate) fn store(dir: &Path, run: &Run) -> Result<()> {
     let words: Vec<String> =
         run.column().split([' ', ',']).filter(|word| !word.is_empty()).map(str::to_owned).collect();
     let path = dir.join(words.join("-") + ".json");
-    let mut results = match fs::read(&path) {
+    let (mut results, mut covered) = match fs::read(&path) {
         Ok(bytes) => serde_json::from_slice::<Run>(&bytes).map_or_else(
             |error| {
                 eprintln!("{}: {error}; begun anew", path.display());
-                BTreeMap::new()
+                Default::default()
             },
-            |run| run.results,
+            |run| (run.results, run.covered),
         ),
-        Err(_absent) => BTreeMap::new(),
+        Err(_absent) => Default::default(),
     };
+    if !run.covered.is_empty() {
+        covered.clone_from(&run.covered);
+    }
     for (file, outcomes) in &run.results {
         let known: &mut BTreeMap<_, _> = results.entry(file.clone()).or_default();
         // This entry may come from an earlier try.
@@ -200,6 +208,7 @@ pub(crate) fn store(dir: &Path, run: &Run) -> Result<()> {
         doctor: run.doctor.clone(),
         results,
         complaints: run.complaints.clone(),
+        covered,
     };
     Ok(fs::write(path, serde_json::to_string_pretty(&whole)? + "\n")?)
 }

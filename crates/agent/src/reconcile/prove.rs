@@ -8,11 +8,13 @@
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use serde::Deserialize;
 use tiexec_core::escape::AsShown;
+use tiexec_engine::programs::{self, Environment};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process};
 
@@ -141,7 +143,10 @@ impl Agent<'_> {
 
     fn start_canary(&self, of: &Unproved) -> std::io::Result<Child> {
         let own = std::fs::read_link("/proc/self/exe")?;
-        let mut command = Command::new(own.with_file_name("tiexecctl"));
+        let own = own.with_file_name("tiexecctl");
+        let mut command = programs::command(own, Environment::OfTiexec);
+        // The canary then reverts its processes, as at `stop`.
+        process::end_command_with_parent(&mut command, Signal::TERM);
         command.args(["canary", "--json", "--rule", &of.rule, "--program"]);
         command.arg(OsStr::from_bytes(&of.program));
         command
@@ -223,7 +228,7 @@ impl Agent<'_> {
 impl Proving {
     fn stop(&self) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
-            let _it_has_ended = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+            let _it_has_ended = rustix::process::kill_process(pid, Signal::TERM);
         }
     }
 }

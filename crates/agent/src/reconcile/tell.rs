@@ -10,26 +10,27 @@ use tiexec_sys::Pid;
 use super::{Agent, Last, Level};
 use crate::metrics::Share;
 use crate::off::Off;
-use crate::speak::answer;
 
 /// How often the figures are published.
 pub(super) const PUBLISH: Duration = Duration::from_secs(15);
 
 impl Agent<'_> {
     /// Answers the clients that wait.
-    pub(super) fn answer(&self) {
+    pub(super) fn answer(&mut self) {
+        let (mut server, mut metrics_server) = (self.server.take(), self.metrics_server.take());
         let metrics = || ("text/plain; version=0.0.4; charset=utf-8", self.figures());
-        if let Some(listener) = &self.listener {
-            answer(listener, |path| match path {
+        if let Some(server) = &mut server {
+            server.serve(|path| match path {
                 "/status" => Some(("application/json", escape::json(&self.status()) + "\n")),
                 "/metrics" => Some(metrics()),
                 _ => None,
             });
         }
-        if let Some(listener) = &self.metrics_listener {
-            // This listener does not know the user of a client, so it answers nothing about single processes.
-            answer(listener, |path| (path == "/metrics").then(metrics));
+        if let Some(server) = &mut metrics_server {
+            // This socket does not know the user of a client, so it answers nothing about single processes.
+            server.serve(|path| (path == "/metrics").then(metrics));
         }
+        (self.server, self.metrics_server) = (server, metrics_server);
     }
 
     fn figures(&self) -> String {

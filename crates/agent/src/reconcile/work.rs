@@ -1,22 +1,23 @@
 //! The work on the processes that a rule acts on, one batch at a time.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 use tiexec_core::escape::AsShown;
 use tiexec_core::plan::Backing;
+use tiexec_core::proc::maps::FileId;
 use tiexec_core::proc::pressure;
 use tiexec_sys::{Pid, interrupt};
 
 use super::prove::Unproved;
-use super::{Agent, LATEST, Last, Level, Wanted};
+use super::{Agent, Known, LATEST, Last, Level, Wanted};
 use crate::decide::held_back;
 use crate::guard::Held;
 use crate::metrics::Share;
-use crate::rules::Action;
-use crate::state::now;
-use crate::treat::{self, Job, Outcome, Told};
+use crate::rules::{Action, Rule};
+use crate::state::{Build, Whose, now};
+use crate::treat::{self, FileState, Given, Job, Outcome, Running, Told};
 
 /// Most processes in one batch. Between two batches the agent checks crashes and the state.
 const BATCH: usize = 16;
@@ -31,9 +32,41 @@ const KEEP: Duration = Duration::from_secs(600);
 /// Most files whose builds are cached.
 const MOST_BUILDS: usize = 1024;
 
+/// The work on a user's process, beside all other work.
+pub(super) struct Aside {
+    one: Wanted,
+    under: Under,
+    hold: Held,
+    pub(super) running: Running,
+    begun: Instant,
+}
+
+/// The parts of a rule that the end of the work needs. The rules may change before.
+struct Under {
+    name: String,
+    action: Action,
+    measures: bool,
+}
+
+impl Under {
+    fn of(rule: &Rule) -> Self {
+        Self { name: rule.name.clone(), action: rule.action, measures: rule.measure.is_some() }
+    }
+}
+
+impl Wanted {
+    /// Returns the user whose share of the agent's time the work takes; `None` for the machine.
+    fn payer(&self) -> Option<Whose> {
+        (!self.facts.counts_for_all()).then(|| self.facts.whose())
+    }
+}
+
 impl Agent<'_> {
     /// Works on the wanted processes, one batch after the other, until memory is short or a signal arrives.
     pub(super) fn work(&mut self) {
+        if !self.wanted.is_empty() {
+            self.count_copies();
+        }
         let mut rounds = self.wanted.len();
         while rounds > 0 && !self.wanted.is_empty() && !interrupt::asked() {
             self.read_state();
@@ -43,12 +76,19 @@ impl Agent<'_> {
                 return;
             }
             self.say_once("pressure", Level::Info, String::new());
-            let batch = self.batch();
+            self.see_aside();
+            let Some(next) = self.next() else { return };
+            let mut batch = self.batch(next);
             rounds = rounds.saturating_sub(batch.len().max(1));
-            if !batch.is_empty() {
-                self.treat(batch);
-                let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
+            if batch.is_empty() {
+                continue;
             }
+            match batch.pop_if(|one| one.payer().is_some()) {
+                Some(one) => self.begin_aside(one),
+                None => self.treat(batch),
+            }
+            let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
+            self.answer();
         }
     }
 
@@ -64,10 +104,36 @@ impl Agent<'_> {
         })
     }
 
-    /// Takes the next processes that may go into one batch: processes of one rule, one program and one user.
-    fn batch(&mut self) -> Vec<Wanted> {
+    /// Takes the process whose turn it is, so that nobody delays others by many or slow processes. `None` if all processes
+    /// have to wait.
+    ///
+    /// Processes of root and of the system's services come first. One process of a user is worked on beside them: the first
+    /// process of the user on whom the agent has spent the least time.
+    fn next(&mut self) -> Option<Wanted> {
+        let aside = self.aside.as_ref();
+        let waits = |one: &Wanted| {
+            let exe = &one.facts.shown_exe;
+            let first = self.first.get(exe).map(Instant::elapsed);
+            let attaches = self.rules.rules[one.rule].action == Action::Attach;
+            let is_in_work = aside.is_some_and(|aside| {
+                one.payer().is_some()
+                    || aside.one.pid == one.pid
+                    || first.is_none() && aside.one.facts.shown_exe == *exe
+            });
+            is_in_work || attaches && first.is_some_and(|since| since < PROOF)
+        };
+        let spent = |one: &Wanted| {
+            one.payer().map(|whose| self.spent.get(&whose).copied().unwrap_or_default())
+        };
+        let turns = self.wanted.iter().enumerate().filter(|(_, one)| !waits(one));
+        let (next, _) = turns.min_by_key(|(_, one)| spent(one))?;
+        self.wanted.remove(next)
+    }
+
+    /// Takes all processes that may go into one batch with `next`: processes of one rule, one program and one user. A user's
+    /// process is alone.
+    fn batch(&mut self, next: Wanted) -> Vec<Wanted> {
         let mut batch: Vec<Wanted> = Vec::new();
-        let Some(next) = self.wanted.pop_front() else { return batch };
         let rule = &self.rules.rules[next.rule];
         if held_back(rule, &self.state, self.machine).is_some() {
             return batch;
@@ -75,12 +141,8 @@ impl Agent<'_> {
         if self.refused.contains_key(&next.facts.whose()) {
             return batch;
         }
-        let first = self.first.get(&next.facts.shown_exe).map(Instant::elapsed);
-        if rule.action == Action::Attach && first.is_some_and(|since| since < PROOF) {
-            self.wanted.push_back(next);
-            return batch;
-        }
-        let alone = first.is_none() || !next.facts.counts_for_all();
+        let is_first = !self.first.contains_key(&next.facts.shown_exe);
+        let alone = is_first || !next.facts.counts_for_all();
         let like = |one: &Wanted| {
             one.rule == next.rule
                 && one.facts.shown_exe == next.facts.shown_exe
@@ -108,56 +170,132 @@ impl Agent<'_> {
                 wanted.push(one);
             }
         }
-        let rules = &self.rules.rules;
-        let jobs: Vec<Job<'_>> = wanted
-            .iter()
-            .map(|one| Job {
-                pid: one.pid,
-                identity: one.facts.identity,
-                whose: one.facts.whose(),
-                had_copies: self.known.get(&one.pid).is_some_and(|known| known.has_copies),
-                rule: &rules[one.rule],
-                settings: rules[one.rule].settings_for(&one.facts),
-            })
-            .collect();
-        let left = self.copies_left();
+        let jobs: Vec<Job<'_>> = wanted.iter().map(|one| self.job(one)).collect();
+        let counted = self.copies().into_keys().collect();
+        let known = |file: &FileState| self.builds.get(file).cloned();
         let mut stuck = Vec::new();
-        let told = treat::all(
-            &jobs,
-            &|file| self.builds.get(file).cloned(),
-            (&self.state, &self.verdicts),
-            left,
-            |pid, failure| {
-                let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
-                stuck.push((pid, failure.to_string()));
-            },
-        );
+        let told = treat::all(&jobs, self.given(&known), counted, |pid, failure| {
+            let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
+            stuck.push((pid, failure.to_string()));
+        });
         let told = match told {
             Ok(told) => told,
             Err(why) => {
-                let text = format!("cannot begin to work on processes: {why}");
-                self.say_once("memory", Level::Warning, text);
+                self.cannot_begin(&why);
                 wanted.into_iter().for_each(|one| self.again(one.pid, true));
                 return;
             }
         };
         for ((one, hold), told) in wanted.into_iter().zip(held).zip(told) {
             let why = stuck.iter().find(|(pid, _)| *pid == one.pid).map(|(_, why)| why.as_str());
-            self.take_in(one, hold, told, why);
+            let under = Under::of(&self.rules.rules[one.rule]);
+            self.take_in(one, under, hold, told, why);
+        }
+    }
+
+    fn job(&self, one: &Wanted) -> Job<'_> {
+        let rule = &self.rules.rules[one.rule];
+        Job {
+            pid: one.pid,
+            identity: one.facts.identity,
+            whose: one.facts.whose(),
+            had_copies: self.known.get(&one.pid).is_some_and(|known| known.has_copies),
+            rule,
+            settings: rule.settings_for(&one.facts),
+        }
+    }
+
+    fn given<'b>(&'b self, known: &'b dyn Fn(&FileState) -> Option<Build>) -> Given<'b> {
+        let copies_left = self.copies_left();
+        Given { known, state: &self.state, verdicts: &self.verdicts, copies_left }
+    }
+
+    fn cannot_begin(&mut self, why: &str) {
+        let text = format!("cannot begin to work on processes: {why}");
+        self.say_once("memory", Level::Warning, text);
+    }
+
+    /// Begins the work on a user's process, for which nobody else waits.
+    fn begin_aside(&mut self, one: Wanted) {
+        let Some(hold) = Held::of(one.pid, one.facts.identity) else { return };
+        let known = |file: &FileState| self.builds.get(file).cloned();
+        match Running::begin(&self.job(&one), self.given(&known)) {
+            Ok(running) => {
+                let under = Under::of(&self.rules.rules[one.rule]);
+                self.aside = Some(Aside { one, under, hold, running, begun: Instant::now() });
+            }
+            Err(why) => {
+                self.cannot_begin(&why);
+                self.again(one.pid, true);
+            }
+        }
+    }
+
+    /// Takes in the work on a user's process, if it has ended or takes too long.
+    pub(super) fn see_aside(&mut self) {
+        let Some(aside) = self.aside.take_if(|aside| aside.running.is_over()) else { return };
+        self.end_aside(aside);
+    }
+
+    /// Ends the work on a user's process, finished or not.
+    pub(super) fn end_aside(&mut self, aside: Aside) {
+        let Aside { one, under, hold, running, begun } = aside;
+        if let Some(whose) = one.payer() {
+            *self.spent.entry(whose).or_default() += begun.elapsed();
+        }
+        match running.end() {
+            Ok((told, why)) => self.take_in(one, under, hold, told, why.as_deref()),
+            Err(why) => {
+                self.cannot_begin(&why);
+                self.again(one.pid, true);
+            }
         }
     }
 
     /// Returns how many bytes of copies may still be made.
     pub(super) fn copies_left(&self) -> u64 {
-        let taken: u64 = self.known.values().map(|known| known.copied).sum();
-        self.rules.limits.max_copies.saturating_sub(taken)
+        self.rules.limits.max_copies.saturating_sub(self.copies().values().sum())
+    }
+
+    /// Returns all copies, and the bytes of each. Processes may share one.
+    fn copies(&self) -> HashMap<FileId, u64> {
+        let mut all = HashMap::new();
+        for &(copy, bytes) in self.known.values().flat_map(|known| &known.copies) {
+            let most: &mut u64 = all.entry(copy).or_default();
+            *most = bytes.max(*most);
+        }
+        all
+    }
+
+    /// Counts the copies of processes that the rules match, before the first of them is worked on: an earlier agent may
+    /// have made them.
+    fn count_copies(&mut self) {
+        if std::mem::replace(&mut self.has_counted, true) {
+            return;
+        }
+        let mut of_users: HashMap<Option<Whose>, Vec<Pid>> = HashMap::new();
+        for one in &self.wanted {
+            of_users.entry(one.payer()).or_default().push(one.pid);
+        }
+        for (payer, pids) in of_users {
+            let Ok(told) = treat::copies_of(&pids) else {
+                self.refused.extend(payer.map(|whose| (whose, Instant::now())));
+                continue;
+            };
+            for (pid, copies) in told {
+                let known = Pid::from_raw(pid).and_then(|pid| self.known.get_mut(&pid));
+                if let Some(known) = known {
+                    known.copies = copies;
+                }
+            }
+            let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
+        }
     }
 
     /// Handles the outcome for one process.
-    fn take_in(&mut self, one: Wanted, hold: Held, told: Told, stuck: Option<&str>) {
-        let Wanted { pid, facts, rule } = one;
-        let rule = &self.rules.rules[rule];
-        let (name, action, measures) = (rule.name.clone(), rule.action, rule.measure.is_some());
+    fn take_in(&mut self, one: Wanted, under: Under, hold: Held, told: Told, stuck: Option<&str>) {
+        let Wanted { pid, facts, rule: _ } = one;
+        let Under { name, action, measures } = under;
         let build = told.build.as_ref().map(|(_, build)| build.clone());
         if let Some((file, build)) = told.build {
             if self.builds.len() >= MOST_BUILDS {
@@ -191,7 +329,7 @@ impl Agent<'_> {
             text_bytes,
             huge_bytes,
             backings,
-            copied,
+            copies,
             has_copies,
             stop_us,
             ..
@@ -206,8 +344,13 @@ impl Agent<'_> {
         // Copies stay. The kernel may reclaim page cache.
         let may_go = action == Action::Warm
             || backings.iter().any(|(name, _)| *name == Backing::Pagecache.to_string());
-        if let Some(known) = self.known.get_mut(&pid) {
-            known.copied = if reverted { 0 } else { known.copied + copied };
+        // It may have executed another program, or ended, since.
+        let same = |known: &&mut Known| known.identity == facts.identity;
+        if let Some(known) = self.known.get_mut(&pid).filter(same) {
+            // A refusal before the work says nothing about the copies.
+            if has_copies || reverted {
+                known.copies = copies;
+            }
             known.has_copies |= has_copies;
             if result == "ok" && may_go {
                 (known.due, known.gap) = (Some(Instant::now() + KEEP), None);

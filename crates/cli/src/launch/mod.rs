@@ -303,7 +303,7 @@ impl Launcher {
             format!("text stays on base pages{not_refused}")
         };
         let colon = if detail.is_empty() { "" } else { ": " };
-        let file = search(self.name()).map(|path| path.shown().to_string());
+        let file = search(self.name()).map(|path| path.word().to_string());
         // A detail may end with a fix of its own, which is more exact than that of the reason.
         let fix = and_fix(detail, reason.fix_for(file.as_deref()));
         warn(format_args!("{name}: {what}: {reason}{colon}{detail}{fix}"));
@@ -383,7 +383,7 @@ impl Launcher {
                 Some(file) if file.is_dir() => why = "it is a directory: ".to_owned(),
                 Some(file) if file.is_file() && file.mode() & 0o111 == 0 => {
                     why = "it is not executable: ".to_owned();
-                    fix = format!("; fix: chmod +x {}", self.name().shown());
+                    fix = format!("; fix: chmod +x {}", self.name().word());
                 }
                 _ => {}
             },

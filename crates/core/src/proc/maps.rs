@@ -1,5 +1,6 @@
 //! `/proc/PID/maps`: one line per VMA (proc_pid_maps(5), `fs/proc/task_mmu.c` `show_map_vma`).
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -49,7 +50,9 @@ impl fmt::Debug for Perms {
 
 /// A file's identity as maps shows it. Not every file system reports the same device number by
 /// `stat` (btrfs subvolumes, overlayfs): compare only with another line of maps.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, Serialize, Deserialize,
+)]
 pub struct FileId {
     /// Device major number.
     pub major: u32,
@@ -124,6 +127,17 @@ impl Vma {
     /// Returns whether a file backs the area (a memfd counts; `[vdso]` does not).
     pub fn is_file_backed(&self) -> bool {
         self.file.inode != 0
+    }
+
+    /// Returns where in the file the byte at `addr` lies, or would lie if the VMA reached so far; wrapping.
+    pub fn offset_at(&self, addr: RemoteAddr) -> u64 {
+        self.file_offset.wrapping_add(addr.get().wrapping_sub(self.range.start().get()))
+    }
+
+    /// Returns the part of the VMA that lies in `range`; `None` if no byte does.
+    pub fn within(&self, range: AddrRange) -> Option<Self> {
+        let range = self.range.intersection(range)?;
+        Some(Self { range, file_offset: self.offset_at(range.start()), ..self.clone() })
     }
 
     /// Returns whether this is a *text VMA*: executable, backed by a file.

@@ -17,6 +17,8 @@ pub struct Mount<'a> {
     pub kind: &'a [u8],
     /// The options of the file system itself, still escaped.
     pub options: &'a [u8],
+    /// True if the mount shows other owners than the file system has (mount_setattr(2), `MOUNT_ATTR_IDMAP`).
+    pub is_idmapped: bool,
 }
 
 /// Parses all mounts. Skips lines that do not have the form of the manual.
@@ -30,14 +32,17 @@ fn parse_line(line: &[u8]) -> Option<Mount<'_>> {
     let device = words.by_ref().nth(1)?;
     let root = words.next()?;
     let mount_point = words.next()?;
-    // The mount's own options, then optional fields up to a hyphen. Blanks in names are escaped.
-    words.by_ref().skip(1).find(|word| *word == b"-")?;
+    // Blanks in names are escaped.
+    let own_options = words.next()?;
+    let is_idmapped = own_options.split(|&byte| byte == b',').any(|option| option == b"idmapped");
+    // Optional fields end with a hyphen.
+    words.by_ref().find(|word| *word == b"-")?;
     let kind = words.next()?;
     let options = words.nth(1).unwrap_or_default();
     let colon = device.iter().position(|&byte| byte == b':')?;
     let small = |digits| number(digits, 10).and_then(|value| u32::try_from(value).ok());
     let device = (small(&device[..colon])?, small(&device[colon + 1..])?);
-    Some(Mount { id, device, root, mount_point, kind, options })
+    Some(Mount { id, device, root, mount_point, kind, options, is_idmapped })
 }
 
 /// Returns the directories, lower and upper, that an overlay lies over, from its options; `None` if there are
@@ -80,7 +85,7 @@ mod tests {
     const TEXT: &[u8] = b"\
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw\n\
 30 22 0:25 / /run rw,nosuid - tmpfs tmpfs rw,size=4906284k\n\
-41 22 0:60 / /mnt/a\\040b rw - fuse.sshfs me@host:/ rw,user_id=2001\n\
+41 22 0:60 / /mnt/a\\040b rw,idmapped - fuse.sshfs me@host:/ rw,user_id=2001\n\
 50 22 0:61 / /c/merged rw,relatime master:7 propagate_from:2 - overlay overlay rw,lowerdir=/l/1:/l/2,upperdir=/u,workdir=/w\n\
 nonsense\n\
 51 22 x:1 / /d rw - ext4 d rw\n";
@@ -93,6 +98,8 @@ nonsense\n\
         assert_eq!(kinds, [&b"ext4"[..], b"tmpfs", b"fuse.sshfs", b"overlay"]);
         assert_eq!((mounts[2].device, mounts[2].mount_point), ((0, 60), &b"/mnt/a\\040b"[..]));
         assert_eq!(mounts[2].id, 41);
+        let idmapped: Vec<bool> = mounts.iter().map(|mount| mount.is_idmapped).collect();
+        assert_eq!(idmapped, [false, false, true, false]);
         let kind = |path: &[u8]| of_path(&mounts, path).map(|mount| mount.kind);
         assert_eq!(kind(b"/run/x"), Some(&b"tmpfs"[..]));
         assert_eq!(kind(b"/runner"), Some(&b"ext4"[..]));

@@ -106,15 +106,14 @@ pub fn begin(
                 if theirs.write_all(&[MAY_WAIT]).is_err() {
                     return;
                 }
-                if as_child {
-                    tell_id(&mut theirs, process::this());
-                } else {
+                if !as_child {
                     match process::fork_single_threaded(Role::Follower) {
                         Ok(Fork::Child) => {}
-                        Ok(Fork::Parent(companion)) => return tell_id(&mut theirs, companion),
-                        Err(_) => return,
+                        Ok(Fork::Parent(_)) | Err(_) => return,
                     }
                 }
+                // The companion itself writes all that follows. If its parent wrote the ID, the two could come in any order.
+                tell_id(&mut theirs, process::this());
                 live(this, theirs, heirs, keep, as_child, work);
             };
             let ended = catch_unwind(AssertUnwindSafe(life));

@@ -19,7 +19,7 @@ use tiexec_core::addr::AddrRange;
 use tiexec_core::config::Settings;
 use tiexec_core::perf::records::Record;
 use tiexec_core::plan::Backing;
-use tiexec_core::proc::maps::{self, FileId};
+use tiexec_core::proc::maps::FileId;
 use tiexec_core::proc::stat;
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::report::Report;
@@ -30,9 +30,9 @@ use tiexec_remap::policy::Policy;
 use tiexec_remap::workers;
 use tiexec_sys::perf_watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, process, ptrace};
+use tiexec_sys::{Errno, Pid, areas, process, ptrace};
 
-use crate::locked_target::{LONGEST, LockedTarget, carry_out, has_text_of_ours, start_time};
+use crate::locked_target::{LONGEST, LockedTarget, carry_out, look_for_text_of_ours, start_time};
 use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
@@ -368,10 +368,11 @@ impl<'a> Follower<'a> {
             if !self.is_meant(pid, seen_ticks) {
                 return unknown;
             }
-            let mut has_copies = ProcDir::of(pid).is_ok_and(|process| has_text_of_ours(&process));
-            if had_copies && !has_copies {
+            let has = ProcDir::of(pid).ok().and_then(|process| look_for_text_of_ours(&process));
+            if had_copies && has == Some(false) {
                 return LookOutcome::Reverted as u8;
             }
+            let mut has_copies = has.unwrap_or(had_copies);
             let outcome = match self.treat(pid, by_copy, patience, &mut has_copies) {
                 Ok(outcome) => outcome,
                 Err(reason) if may_pass(reason) => LookOutcome::MayPass,
@@ -415,9 +416,10 @@ impl<'a> Follower<'a> {
         if !process.exe_path().is_ok_and(|path| self.patterns.accept(&path)) {
             return false;
         }
-        let vmas = process.read("maps").ok().and_then(|text| maps::parse(&text).ok());
+        // A program that maps all the time is tried again.
+        let Ok(vmas) = areas::vmas(&process) else { return true };
         let select = self.policy.select;
-        vmas.unwrap_or_default().iter().any(|vma| {
+        vmas.iter().any(|vma| {
             let wanted = if vma.is_file_backed() { select.text() } else { select.jit };
             vma.perms.exec && wanted && vma.range.align_inward(self.policy.pages.pmd).is_some()
         })
@@ -439,7 +441,7 @@ impl<'a> Follower<'a> {
         let (attached, report) =
             carry_out(&order, &mut self.images).map_err(|failure| failure.reason)?;
         // The lock keeps other TiExec processes from a revert here.
-        *has_copies = locked.has_text_of_ours();
+        *has_copies = locked.has_text_of_ours().unwrap_or(*has_copies);
         locked.record_attach(&attached);
         let done = attached.touched_it() || report.jit.iter().any(|area| area.made_bytes > 0);
         if done {

@@ -1,6 +1,6 @@
 //! `--only` and `--except`: which programs, by path.
 
-use glob::{MatchOptions, Pattern};
+use tiexec_core::pattern::{Pattern, Slashes};
 
 /// Selects programs by shell patterns. A pattern with a slash is compared with the whole path, any
 /// other with the file's name. `*` also matches slashes.
@@ -18,7 +18,8 @@ impl Patterns {
     pub fn new(only: &[String], except: &[String]) -> Result<Self, String> {
         let read = |patterns: &[String]| {
             let each = patterns.iter().map(|text| {
-                Pattern::new(text).map_err(|error| format!("{text:?} is no pattern: {error}"))
+                let read = Pattern::new(text, Slashes::Matched);
+                read.map_err(|error| format!("{text:?} is no pattern: {error}"))
             });
             each.collect::<Result<Vec<_>, _>>()
         };
@@ -32,7 +33,7 @@ impl Patterns {
         let name = path.rsplit('/').next().unwrap_or(path);
         let fits = |pattern: &Pattern| {
             let what = if pattern.as_str().contains('/') { path } else { name };
-            pattern.matches_with(what, MatchOptions::default())
+            pattern.matches(what)
         };
         (self.only.is_empty() || self.only.iter().any(fits)) && !self.except.iter().any(fits)
     }

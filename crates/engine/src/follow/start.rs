@@ -25,10 +25,13 @@ use tiexec_remap::workers;
 use tiexec_sys::perf_watch::wait_for_end;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, areas, process};
+use tiexec_tracee::clock;
 
 use super::reverted::{Copies, packed, unpacked};
 use super::{FIRST_GAP, LONGEST_GAP, Patterns, has_worked};
-use crate::locked_target::{LONGEST, LockedTarget, carry_out, has_text_of_ours};
+use crate::locked_target::{
+    LONGEST, LockedTarget, carry_out, has_text_of_ours, look_for_text_of_ours,
+};
 use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
@@ -55,7 +58,7 @@ pub struct Left {
     pub text_bytes: u64,
     /// Why most of these bytes are not huge.
     pub reason: Reason,
-    /// The files with such text, the one with the most text first.
+    /// The files with such text, each as a word for a command, the one with the most text first.
     pub files: Vec<String>,
     /// The cause in words, where there is one.
     pub detail: Option<String>,
@@ -145,8 +148,8 @@ impl<'a> StartWatch<'a> {
                 (exe, changed, gap, has_text) = (next, now, FIRST_GAP, false);
                 self.looked_at.clear();
             }
-            let settled = has_text && now >= changed + SETTLED;
-            let is_over = settled || now >= begun + LONGEST_START;
+            let settled = has_text && now >= changed + clock::limit(SETTLED);
+            let is_over = settled || now >= begun + clock::limit(LONGEST_START);
             if is_switched_off() {
                 return;
             }
@@ -203,11 +206,11 @@ impl<'a> StartWatch<'a> {
     /// Does the same in the process that may trace the program; also returns whether the program has copies now.
     fn look_here(&mut self, is_over: bool, had_copies: bool) -> (Look, bool) {
         let Ok(process) = ProcDir::of(self.program) else { return (Look::Nothing, false) };
-        let has_copies = has_text_of_ours(&process);
-        if had_copies && !has_copies {
+        let has_copies = look_for_text_of_ours(&process);
+        if had_copies && has_copies == Some(false) {
             return (Look::Reverted, false);
         }
-        self.look_at_text(&process, is_over, has_copies)
+        self.look_at_text(&process, is_over, has_copies.unwrap_or(had_copies))
     }
 
     fn look_at_text(&mut self, process: &ProcDir, is_over: bool, has_copies: bool) -> (Look, bool) {
@@ -251,7 +254,7 @@ impl<'a> StartWatch<'a> {
             Err(failure) => return (of_failure(failure.reason), had_copies),
         };
         // The lock keeps other TiExec processes from a revert here.
-        let has_copies = locked.has_text_of_ours();
+        let has_copies = locked.has_text_of_ours().unwrap_or(had_copies);
         locked.record_attach(&attached);
         if attached.touched_it() {
             (self.tell)(&report);
@@ -280,7 +283,7 @@ impl<'a> StartWatch<'a> {
             exe: exe.to_owned(),
             bytes,
             text_bytes: report.text_bytes,
-            files: files.map(|file| file.path.shown().to_string()).collect(),
+            files: files.map(|file| file.path.word().to_string()).collect(),
             reason,
             detail: report.detail.clone(),
         })

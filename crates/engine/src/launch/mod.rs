@@ -21,8 +21,8 @@ use tiexec_remap::order::Order;
 use tiexec_remap::policy::Policy;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process};
-use tiexec_tracee::TraceError;
 use tiexec_tracee::handshake::{Armed, Arming, MayTrace, arm, wait_for_exec};
+use tiexec_tracee::{TraceError, clock};
 
 use crate::follow::Patterns;
 use crate::follow::start::LONGEST_START;
@@ -246,7 +246,7 @@ impl Launch<'_> {
         };
         let may_trace: Option<MayTrace<'_>> =
             if wanted.is_some() && !privileged { Some(&may_trace) } else { None };
-        let longest = wanted.map(|_| self.settings.settle().max(LONGEST_START));
+        let longest = wanted.map(|_| clock::limit(self.settings.settle().max(LONGEST_START)));
         let stop = match wait_for_exec(target, longest, may_trace, is_the_one) {
             Ok(stop) => stop,
             Err(end) => {

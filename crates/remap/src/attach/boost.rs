@@ -34,6 +34,8 @@ use tiexec_tracee::syscall_manifest::ManifestEntry;
 const PRIORITY: i32 = 1;
 /// The longest time in one attach for which the stopped thread is boosted, and for which the tracer runs boosted.
 const LONGEST: Duration = Duration::from_millis(10);
+/// The shortest time between two checks of the warden, which would otherwise keep a processor from everyone else.
+const SHORTEST_CHECK: Duration = Duration::from_millis(1);
 /// The least `RLIMIT_RTTIME` with which a thread is boosted: the kernel counts in ticks, and kills.
 const LEAST_LIMIT: Duration = Duration::from_millis(100);
 
@@ -136,6 +138,17 @@ impl Boost {
         }
     }
 
+    /// As [`rest`](Self::rest), if no thread was stopped. What was only looked at does not shorten later boosts: a look
+    /// takes some ten microseconds, and a pause follows it.
+    pub(super) fn rest_after_a_look(&self) {
+        if let Some(shared) = &self.shared {
+            let mut state = shared.state();
+            let left = state.left;
+            state.end(shared);
+            state.left = left;
+        }
+    }
+
     /// Boosts the stopped thread too, if it is this user's, is scheduled normally, and may end the boost itself.
     ///
     /// # Errors
@@ -166,12 +179,13 @@ impl Boost {
         Ok(())
     }
 
-    /// Ends the boost and lets the thread go on. Also returns how long the thread stood until the boost ended.
+    /// Ends the thread's boost and lets the thread go on. Also returns how long the thread stood. This thread stays boosted until
+    /// this value is dropped.
     ///
     /// # Errors
     /// The thread is gone.
     pub(super) fn leave(
-        self,
+        &self,
         session: Session,
         stopped: &Stopped,
     ) -> Result<(Counts, Duration), TraceError> {
@@ -242,7 +256,9 @@ impl State {
         if of_tracer.is_some_and(|left| left.is_zero()) {
             self.end(shared);
         }
-        of_thread.into_iter().chain(of_tracer).filter(|left| !left.is_zero()).min()
+        let next = of_thread.into_iter().chain(of_tracer).filter(|left| !left.is_zero()).min();
+        // While the tracer waits it uses no time, and what it has left stays as short as it is.
+        next.map(|next| next.max(SHORTEST_CHECK))
     }
 
     /// Ends the boost of the tracer's thread, of the fetcher, and of the stopped thread.

@@ -8,12 +8,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::RecvFlags;
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::skip::FailureKind;
+use tiexec_sys::impersonate::Place;
+use tiexec_sys::process::Sender;
 use tiexec_sys::{Errno, SysError, process};
 use tiexec_tracee::remote;
 use tiexec_tracee::session::Session;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 use super::AttachOrder;
+use crate::credentials::place;
 use tiexec_tracee::Failure;
 
 /// The calls that the process makes to receive a file, beside
@@ -35,6 +38,9 @@ pub(super) struct Received {
 pub(super) struct Passage {
     theirs: u64,
     ours: OwnedFd,
+    /// The process, unless it is trusted. Another of its threads may connect this end to a third process at any moment.
+    /// That process must not take the message for one of TiExec's user, such as root.
+    sender: Option<Sender>,
 }
 
 impl Passage {
@@ -51,12 +57,14 @@ impl Passage {
         };
         let [theirs, ours] = session.call_for_descriptors(remote::socketpair)?.map_err(refused)?;
         let copy = match workers.fetcher() {
-            Some(fetcher) => fetcher.socket_of(target.task, ours)?,
+            Some(fetcher) => fetcher.socket_of(target, ours)?,
             None => process::descriptor_of(target.task, ours)
                 .map_err(Failure::of(FailureKind::SwitchFailed))?,
         };
         session.release_soon()?;
-        Ok(Self { theirs: u64::from(theirs.unsigned_abs()), ours: copy })
+        let sender = workers.fetcher().and_then(|_| place(&target.credentials));
+        let sender = sender.map(|Place { uid, gid, .. }| Sender { pid: target.pid, uid, gid });
+        Ok(Self { theirs: u64::from(theirs.unsigned_abs()), ours: copy, sender })
     }
 
     /// Hands over the file that `send` sends over the socket; the session closes it. If that takes no wait of its
@@ -67,10 +75,10 @@ impl Passage {
     pub(super) fn hand_over(
         &self,
         session: &mut Session,
-        send: impl Fn(BorrowedFd<'_>) -> Result<(), Failure>,
+        send: impl Fn(BorrowedFd<'_>, Option<Sender>) -> Result<(), Failure>,
         read: Option<RemoteAddr>,
     ) -> Result<Received, Failure> {
-        send(self.ours.as_fd())?;
+        send(self.ours.as_fd(), self.sender)?;
         // struct msghdr, struct iovec, one byte of data. The control message lies so that the kernel writes the
         // descriptor's number to `number`.
         const HEADER: usize = 7 * WORD;
@@ -101,7 +109,7 @@ impl Passage {
             }
             // The batch brought no descriptor and no reason. Receive by a single call, which returns the error. The
             // first message may be lost, so send it again.
-            send(self.ours.as_fd())?;
+            send(self.ours.as_fd(), self.sender)?;
         }
         let fd = session
             .call_for_descriptor(receive)?
@@ -118,12 +126,17 @@ impl Passage {
     }
 }
 
-/// Sends a file of this process's own over the socket.
+/// Sends a file of this process's own over the socket, in the name of the process that receives it.
 ///
 /// # Errors
 /// `switch_failed`.
-pub(super) fn send(socket: BorrowedFd<'_>, file: &File) -> Result<(), Failure> {
-    process::send_descriptor(socket, file.as_fd()).map_err(Failure::of(FailureKind::SwitchFailed))
+pub(super) fn send(
+    socket: BorrowedFd<'_>,
+    file: &File,
+    sender: Option<Sender>,
+) -> Result<(), Failure> {
+    process::send_descriptor(socket, file.as_fd(), sender)
+        .map_err(Failure::of(FailureKind::SwitchFailed))
 }
 
 const WORD: usize = size_of::<u64>();

@@ -1,7 +1,7 @@
 //! Whether the kernel's limit allows the mappings that a switch adds to the process.
 
 use tiexec_core::skip::FailureKind;
-
+use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 
 /// The mappings that one switch can add for good: it cuts a text into the switched part, the text below it and the
@@ -12,17 +12,22 @@ const BY_EACH: usize = 2;
 /// success").
 const BESIDE: usize = 6;
 
-/// Checks that a process with `now` mappings may have `parts` of its text switched. Without a readable limit the
-/// check passes.
+/// Checks that a process may have `parts` of its text switched. It had `before` mappings at the last look. They are counted
+/// again if that was more than half of the limit. Without a readable limit the check passes.
 ///
 /// # Errors
-/// `map_count`.
-pub(super) fn check(now: usize, parts: usize) -> Result<(), Failure> {
+/// `map_count`; the maps of the process cannot be read.
+pub(super) fn check(process: &ProcDir, before: usize, parts: usize) -> Result<(), Failure> {
     let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
     let Some(limit) = limit.ok().and_then(|text| text.trim().parse::<usize>().ok()) else {
         return Ok(());
     };
     let more = parts.saturating_mul(BY_EACH).saturating_add(BESIDE);
+    if before.saturating_add(more) <= limit / 2 {
+        return Ok(());
+    }
+    let maps = process.read("maps").map_err(Failure::unreadable)?;
+    let now = maps.iter().filter(|&&byte| byte == b'\n').count();
     if now.saturating_add(more) > limit {
         let detail = format!(
             "it has {now} mappings, the switch takes up to {more} more, and vm.max_map_count is {limit}"

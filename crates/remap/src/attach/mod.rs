@@ -20,8 +20,10 @@ mod switching;
 mod texts;
 mod thread;
 mod verify;
+mod waits;
 mod written;
 
+use std::fs::File;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::RemoteAddr;
@@ -40,6 +42,7 @@ use tiexec_tracee::arch::Gadgets;
 use tiexec_tracee::executor::{Executor, Local};
 use tiexec_tracee::gadgets;
 use tiexec_tracee::remote;
+use tiexec_tracee::running::{self, Again};
 use tiexec_tracee::session::{Counts, Session};
 use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
@@ -52,7 +55,9 @@ use passing::{OpenHere, OverSockets};
 pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert, revert_here};
 pub(crate) use stored::find as find_stored;
+use thread::{Begun, Seeker};
 pub use verify::report;
+use waits::{Wait, Waits};
 
 use crate::images::Images;
 use crate::policy::Policy;
@@ -74,6 +79,10 @@ pub struct AttachOrder<'a> {
     pub private_copies: PrivateCopies,
     /// How long to look for a thread that takes a stop well, and for the right moment.
     pub patience: Duration,
+    /// How long earlier attempts have looked already.
+    pub looked: Duration,
+    /// The file in which TiExec remembers something about the process; see [`Lock::record`](crate::lock::Lock::record).
+    pub record: Option<&'a File>,
     /// True if one stop may make several calls in a row, which a signal ends.
     pub batches: bool,
     /// How many seccomp filters the process and this one had in common when this one was forked; 0 if it was not
@@ -316,6 +325,7 @@ fn in_a_stop(
 ) -> Result<(StopCost, Done), Failure> {
     let Stop { entries, rests_on, mut calls } = stop;
     calls.push(&boost::CALLS);
+    calls.push(&remote::COMPLETING);
     // A trial forks, so it must run while this process has one thread.
     let filters = thread::KnownFilters::find(order, &calls);
     let stop = Stop { entries, rests_on, calls };
@@ -325,7 +335,11 @@ fn in_a_stop(
         let stop = thread
             .spawn_scoped(scope, || stop_and_work(order, stop, &filters, work))
             .map_err(Failure::of(FailureKind::ForkFailed))?;
-        stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let done = stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        if let Ok((cost, _)) = &done {
+            thread::wait_until_detached(&order.target.process, cost.tid);
+        }
+        done
     })
 }
 
@@ -340,7 +354,10 @@ fn stop_and_work(
     thread::permitted(order.target)?;
     let gadgets = find_gadgets(order, &snapshot)?;
     let mut boost = Boost::begin(order.workers.fetcher().map(Fetcher::pid));
-    let (stopped, mut session) = thread::begin(order, &snapshot, gadgets, &calls, filters, &boost)?;
+    let mut waits = Waits::read(order.record);
+    let seeker =
+        Seeker { order, snapshot: &snapshot, gadgets, calls: &calls, filters, waits: &waits };
+    let Begun { stopped, mut session, until } = seeker.begin(&boost)?;
     if let Some(patience) = order.workers.limit() {
         session.limit(patience);
     }
@@ -352,8 +369,28 @@ fn stop_and_work(
         // Report the first failure, because it caused the second.
         Err(error) => return Err(done.err().unwrap_or_else(|| gone(error))),
     };
+    // While this thread still traces it, a thread that returns from its call waits for this thread.
+    note_the_wait(&mut waits, &order.target.process, &stopped, until);
+    drop(boost);
     let Stopped { tid, shown, .. } = stopped;
     Ok((StopCost { tid, lasted, counts, shown }, done))
+}
+
+/// Notes the wait of a thread that has been let go, if that wait begins again. It would have ended at `until`. A later stop may end
+/// the wait only if it was seen to begin: the thread's next wait may be a longer one.
+fn note_the_wait(waits: &mut Waits<'_>, process: &ProcDir, stopped: &Stopped, until: u64) {
+    /// How long a thread on a busy machine may take to sleep again.
+    const PATIENCE: Duration = Duration::from_millis(50);
+    let Some(call) = stopped.waits_again else { return };
+    let tid = stopped.tid;
+    let (wait, until) = match running::watch_wait(stopped, Instant::now() + PATIENCE) {
+        Again::Asleep(slept) => (Wait::with(process, tid, call, slept), until),
+        Again::Over => return,
+        Again::Unseen => (Wait::next_of(process, tid, call), 0),
+    };
+    if let Some(wait) = wait {
+        waits.note(wait, until);
+    }
 }
 
 /// Finds the instructions through which the thread makes its calls, in the dynamic linker or in the program.

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::skip::FailureKind;
+use tiexec_sys::process::Sender;
 use tiexec_tracee::Failure;
 use tiexec_tracee::executor::{Executor, Local};
 use tiexec_tracee::session::Session;
@@ -25,9 +26,11 @@ pub(super) enum Handed<'a> {
 }
 
 impl Handed<'_> {
-    fn send_over(self, socket: BorrowedFd<'_>) -> Result<(), Failure> {
+    fn send_over(self, socket: BorrowedFd<'_>, sender: Option<Sender>) -> Result<(), Failure> {
         match self {
-            Self::Image(file) => send(socket, file),
+            Self::Image(file) => send(socket, file, sender),
+            // A file that is open here is a trusted process's. The reader sends those of other processes, and has their
+            // user's rights.
             Self::Original(file) => file.send_over(socket),
         }
     }
@@ -86,7 +89,7 @@ impl Passing for OverSockets<'_> {
                 self.passage.get_or_init(|| opened)
             }
         };
-        passage.hand_over(session, |socket| file.send_over(socket), read)
+        passage.hand_over(session, |socket, sender| file.send_over(socket, sender), read)
     }
 
     fn let_go(&self, session: &mut Session) -> Result<(), Failure> {

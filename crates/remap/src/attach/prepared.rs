@@ -38,6 +38,7 @@ use crate::images::{Image, Images};
 use crate::policy::Policy;
 use crate::switch;
 use crate::target_file::TargetFile;
+use crate::workers::OpenApart;
 use crate::{headroom, mapped, numa_placement, snapshot};
 
 /// The result of all work that can be done beside a process.
@@ -270,8 +271,7 @@ pub(crate) fn prepare(
     if prepared.covers() {
         let parts = prepared.staged.iter().map(|staged| staged.image.filled.staged.len());
         let parts = prepared.edges.len() + parts.sum::<usize>();
-        let maps = order.target.process.read("maps").map_err(Failure::unreadable)?;
-        mappings::check(maps.iter().filter(|&&byte| byte == b'\n').count(), parts)?;
+        mappings::check(&order.target.process, prepared.entries.len(), parts)?;
     }
     Ok(prepared)
 }
@@ -333,7 +333,8 @@ fn stage(
             let (source, user) = (Source { file, parts }, order.target.space.memory());
             images.get(source, name, spans, memory, Some(user), deadline)
         }
-        TargetFile::Apart(reader, id, _) => {
+        TargetFile::Apart(opened) => {
+            let OpenApart { reader, id, .. } = &**opened;
             let image = reader.make_image(*id, parts, name, spans, memory, deadline)?;
             Ok(Arc::new(image))
         }

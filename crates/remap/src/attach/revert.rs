@@ -13,7 +13,7 @@ use std::rc::Rc;
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::area::Area;
-use tiexec_core::coverage::is_ours;
+use tiexec_core::coverage::{IMAGE_NAME_PREFIX, is_ours};
 use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::marks::Marks;
 use tiexec_core::order;
@@ -40,6 +40,7 @@ use crate::protection::{GUARDED, TEXT};
 use crate::snapshot;
 use crate::switch::{self, OpenFile, Switch};
 use crate::target_file::{ReadAt, TargetFile};
+use crate::workers::SameBytes;
 
 /// The result of a revert.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -187,7 +188,7 @@ impl Work {
             Layouts::new(&order.target.process, order.workers, &vmas, order.policy.pages);
         for (index, entry) in entries.iter().enumerate() {
             let looked = if entry.vma.is_text() && is_ours(&entry.vma) {
-                originals.look_at_copy(order, &mut layouts, entry, index)
+                originals.look_at_copy(order, &written, &mut layouts, entry, index)
             } else {
                 match layouts.widened(&entry.vma) {
                     Some((file, parts)) if is_marked_widened(&order.target.process, entry) => {
@@ -206,7 +207,8 @@ impl Work {
         let exchange = None;
         let mut work = Self { reverted, entries, originals, exchange, written, marks, locks };
         if !work.is_none(order) {
-            mappings::check(work.entries.len(), work.pieces().count())?;
+            let (process, parts) = (&order.target.process, work.pieces().count());
+            mappings::check(process, work.entries.len(), parts)?;
             let of_pool = std::mem::take(&mut work.originals.of_pool);
             let name = work.originals.of_pool_name.strip_prefix(b"/memfd:").unwrap_or_default();
             work.exchange = Exchange::prepare(order, name, of_pool)?;
@@ -342,6 +344,7 @@ impl Originals {
     fn look_at_copy(
         &mut self,
         order: &AttachOrder<'_>,
+        written: &Written,
         layouts: &mut Layouts<'_>,
         entry: &Area,
         index: usize,
@@ -355,17 +358,10 @@ impl Originals {
             why = None;
         }
         for (file, parts) in here {
-            let content: Vec<Part> = parts.within(range).collect();
-            // If the place is in doubt, the bytes can identify text, but nothing else.
-            let only_text = |part: &Part| part.text && part.range == range;
-            if parts.is_closed(range)
-                || !parts.is_certain() && !matches!(&content[..], [part] if only_text(part))
-            {
-                continue;
-            }
+            let Some(content) = parts.content_of_copy(range) else { continue };
             match content
                 .iter()
-                .try_for_each(|part| compare(memory, part.range, &file.file, part.file_offset))
+                .try_for_each(|part| compare_once(order, written, &entry.vma, part, &file.file))
             {
                 Ok(()) => {
                     self.filler.extend(parts.gaps(range));
@@ -430,6 +426,36 @@ impl Originals {
         }
         Ok(())
     }
+}
+
+/// Compares the process's bytes in a part of a copy with the file's. Processes of one family map the same copy, so it is
+/// compared in one of them. In the others, only the pages that were written to are.
+fn compare_once(
+    order: &AttachOrder<'_>,
+    written: &Written,
+    copy: &Vma,
+    part: &Part,
+    file: &TargetFile,
+) -> Result<(), Failure> {
+    let memory = order.target.space.memory();
+    let whole = || compare(memory, part.range, file, part.file_offset);
+    let TargetFile::Apart(opened) = file else { return whole() };
+    if !copy.name.starts_with(IMAGE_NAME_PREFIX) {
+        return whole();
+    }
+    let (at, len) = (copy.offset_at(part.range.start()), part.range.len());
+    let bytes = SameBytes { copy: copy.file, at, len, file_offset: part.file_offset };
+    let changed = written.base_pages(part.range)?;
+    if opened.is_same(&bytes) {
+        return changed
+            .into_iter()
+            .try_for_each(|pages| compare(memory, pages, file, part.offset_at(pages.start())));
+    }
+    whole()?;
+    if changed.is_empty() {
+        opened.note_same(bytes);
+    }
+    Ok(())
 }
 
 /// Compares the process's bytes with the file's at `file_offset`.

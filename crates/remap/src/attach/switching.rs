@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tiexec_core::addr::AddrRange;
 use tiexec_core::file_ranges::{Parts, covered, in_range};
 use tiexec_core::plan::{Backing, Span};
-use tiexec_core::proc::maps::{self, FileId, Vma};
+use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
+use tiexec_sys::areas;
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::executor::Executor;
@@ -211,8 +212,7 @@ impl Switching<'_> {
         let changed = || Failure::new(FailureKind::EdgeInUse, format!("{page} has changed"));
         let parts: &Parts =
             self.texts.text(vma).and_then(|text| text.parts.as_ref()).ok_or_else(changed)?;
-        let maps = self.order.target.process.read("maps").map_err(Failure::unreadable)?;
-        let now = maps::parse(&maps).map_err(|_torn| changed())?;
+        let now = areas::vmas(&self.order.target.process).map_err(Failure::unreadable)?;
         let as_described =
             in_range(&now, page).all(|now| now.file == vma.file && parts.describe(now, page));
         let whole = parts.within(page).all(|part| covered(&now, part.range, |_| true));

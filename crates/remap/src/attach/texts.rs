@@ -1,18 +1,19 @@
 //! The facts about a running process's text, collected before anything is decided.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::area::Area;
 use tiexec_core::config::Edges;
-use tiexec_core::coverage::is_ours;
+use tiexec_core::coverage::{IMAGE_NAME_PREFIX, is_ours};
 use tiexec_core::file_ranges::Parts;
 use tiexec_core::order;
 use tiexec_core::plan::edges::{Reserved, edge_chunks};
 use tiexec_core::plan::{Backing, RunningText};
 use tiexec_core::proc::auxv;
-use tiexec_core::proc::maps::{FileId, Vma};
+use tiexec_core::proc::maps::{FileId, Perms, Vma};
 use tiexec_core::proc::stat;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_sys::procfs::ProcDir;
@@ -21,10 +22,11 @@ use tiexec_tracee::Failure;
 use super::AttachOrder;
 use super::written::Written;
 use crate::headroom;
+use crate::mapped::{is_found_beside, plain};
 use crate::open_mapped::open_mapped;
 use crate::pagecache::Held;
 use crate::policy::Policy;
-use crate::program::elf_facts;
+use crate::program::loads;
 use crate::target_file::TargetFile;
 
 /// The text VMAs and their files. Each file is opened once.
@@ -88,9 +90,7 @@ impl Texts {
                 copy: sources.copy,
                 uncopied: None,
                 kept: huge_already(entry, pages),
-                leave: unselected(&entry.vma)
-                    .or_else(|| extent.and_then(|_| leave(entry, pages)))
-                    .or_else(|| only_trace(entry, entries, pages)),
+                leave: unselected(&entry.vma).or_else(|| extent.and_then(|_| leave(entry, pages))),
                 parts: None,
             };
             if let (None, Some(extent)) = (text.leave, extent) {
@@ -111,7 +111,49 @@ impl Texts {
             }
             found.texts.push(text);
         }
+        found.copy_only_what_a_revert_finds(looking, &vmas);
         found
+    }
+
+    /// Forbids the copies after which a revert could not tell which file belongs in their place, and which part of it.
+    /// A revert sees only what is left of the file's mappings, and the file's own headers.
+    fn copy_only_what_a_revert_finds(&mut self, looking: &Looking<'_>, vmas: &[Vma]) {
+        let Policy { pages, .. } = looking.order.policy;
+        let is_copied = |text: &RunningText| text.leave.is_none() && text.copy.is_some();
+        let copied = |text: &RunningText| {
+            Some((text.vma.file, looking.extent(&text.vma).filter(|_| is_copied(text))?))
+        };
+        let copies: Vec<(FileId, AddrRange)> = self.texts.iter().filter_map(copied).collect();
+        if copies.is_empty() {
+            return;
+        }
+        let left = beside_copies(vmas, &copies);
+        let plain = plain(&left);
+        let (mut texts, mut known) = (std::mem::take(&mut self.texts), HashMap::new());
+        for text in texts.iter_mut().filter(|text| is_copied(text)) {
+            let Some(opened) = self.opened(&text.vma) else { continue };
+            let range = text.vma.range.align_inward(pages.pmd).unwrap_or(text.vma.range);
+            let is_told = match &text.parts {
+                Some(certain) => certain.is_shown_by(&left, opened.id),
+                None => {
+                    let places = known.entry(opened.id).or_insert_with(|| {
+                        let of_it = vmas.iter().filter(|vma| vma.file == opened.id).count();
+                        if of_it > MOST_PIECES {
+                            return Vec::new();
+                        }
+                        Parts::find(&loads(&opened.file), pages.base, &left, opened.id, is_ours)
+                    });
+                    places.iter().any(|parts| {
+                        parts.content_of_copy(range).is_some() && parts.describe(&text.vma, range)
+                    })
+                }
+            };
+            let copy = Vma { range, ..text.vma.clone() };
+            if !is_told || !is_found_beside(&plain, &copy, opened.id) {
+                (text.copy, text.uncopied) = (None, Some(SkipReason::NotSelected.into()));
+            }
+        }
+        self.texts = texts;
     }
 
     /// Returns the facts about a text VMA.
@@ -165,14 +207,14 @@ impl Texts {
         headroom::check_length(extent.len())?;
         if self.opened(&text.vma).is_none() {
             let file = open_mapped(&target.process, workers, &text.vma)?;
-            let images = elf_facts(&file)
-                .map(|(_, facts)| Parts::find(&facts.loads, policy.pages.base, vmas, id, is_ours));
-            self.files.push(Opened { id, file, images: images.unwrap_or_default() });
+            let images = Parts::find(&loads(&file), policy.pages.base, vmas, id, is_ours);
+            self.files.push(Opened { id, file, images });
         }
         let images = self.opened(&text.vma).map(|opened| &opened.images);
-        let is_there =
-            |parts: &&Parts| parts.is_certain() && parts.describe(&text.vma, text.vma.range);
-        text.parts = images.and_then(|images| images.iter().find(is_there)).cloned();
+        let is_there = |parts: &&Parts| parts.describe(&text.vma, text.vma.range);
+        // The places in doubt, of which there may be thousands, come last.
+        let certain = images.into_iter().flatten().take_while(|parts| parts.is_certain());
+        text.parts = { certain }.find(is_there).cloned();
         let modified = looking.written.huge_pages(extent)?;
         text.kept.extend(modified.into_iter().map(|page| (page, SkipReason::ModifiedText)));
         order::by_key(&mut text.kept, |(range, _)| range.start());
@@ -186,9 +228,7 @@ impl Texts {
         let vma = &text.vma;
         let Some(file) = self.file(vma) else { return Vec::new() };
         let in_file = |range: AddrRange| {
-            let start = vma
-                .file_offset
-                .wrapping_add(range.start().get().wrapping_sub(vma.range.start().get()));
+            let start = vma.offset_at(range.start());
             let end = start.checked_add(range.len())?;
             (start & (pages.pmd.bytes() - 1) == 0).then_some(start..end)
         };
@@ -288,10 +328,31 @@ pub(crate) fn reserved(process: &ProcDir, entries: &[Area], pages: Pages) -> Res
     Reserved::find(&vmas, start_brk, pages, could_be_one)
 }
 
-/// Returns a reason to leave a text alone that is the only mapping of its file. With all of it in a copy, nothing
-/// would show any more which file belongs there.
-fn only_trace(entry: &Area, entries: &[Area], pages: Pages) -> Option<Reason> {
-    let all_of_it = entry.vma.range.align_inward(pages.pmd) == Some(entry.vma.range);
-    let others = entries.iter().filter(|other| other.vma.file == entry.vma.file).count() > 1;
-    (all_of_it && !others).then_some(SkipReason::NotSelected.into())
+/// Most mappings of a file whose place is in doubt. To examine more takes too long.
+const MOST_PIECES: usize = 256;
+
+/// Returns all VMAs as they would be if each of these ranges were a copy of that file's text, as far as it lies over that file.
+/// `vmas` and `copies` are in address order. The copies' VMAs are TiExec's own by their names.
+fn beside_copies(vmas: &[Vma], copies: &[(FileId, AddrRange)]) -> Vec<Vma> {
+    let mut all = Vec::with_capacity(vmas.len() + 2 * copies.len());
+    for vma in vmas {
+        let first = copies.partition_point(|(_, copy)| copy.end() <= vma.range.start());
+        let over = copies[first..].iter().take_while(|(_, copy)| copy.start() < vma.range.end());
+        let over = over.filter(|(file, _)| *file == vma.file && !vma.perms.write);
+        let mut from = vma.range.start();
+        for taken in over.filter_map(|(_, copy)| vma.within(*copy)) {
+            let before = AddrRange::new(from, taken.range.start());
+            all.extend(before.and_then(|before| vma.within(before)));
+            from = taken.range.end();
+            all.push(Vma {
+                file: FileId { inode: 1, ..vma.file },
+                perms: Perms { exec: true, ..vma.perms },
+                name: IMAGE_NAME_PREFIX.into(),
+                ..taken
+            });
+        }
+        let rest = AddrRange::new(from, vma.range.end());
+        all.extend(rest.and_then(|rest| vma.within(rest)));
+    }
+    all
 }

@@ -8,9 +8,11 @@ use tiexec_core::proc::status::Status;
 use tiexec_core::skip::FailureKind;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::same_processor::Beside;
 use tiexec_sys::{Errno, Pid, SysError};
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::Gadgets;
+use tiexec_tracee::cut_short::cut_short;
 use tiexec_tracee::running;
 use tiexec_tracee::session::{Refusal, Session};
 use tiexec_tracee::stopped::Stopped;
@@ -20,155 +22,405 @@ use tiexec_tracee::threads::{self, Takes};
 
 use super::AttachOrder;
 use super::boost::Boost;
+use super::waits::{Wait, Waits};
 use tiexec_tracee::Failure;
 
-/// For how long TiExec accepts only threads that see no EINTR from the stop.
-const UNSEEN_FIRST: Duration = Duration::from_secs(1);
+/// For how long TiExec accepts only threads that certainly notice nothing.
+const UNNOTICED_FIRST: Duration = Duration::from_millis(20);
+/// For how long TiExec accepts only threads of which it knows what they do.
+const SEEN_FIRST: Duration = Duration::from_millis(200);
+/// How long a thread may take to stop.
+const FOR_THE_STOP: Duration = Duration::from_secs(2);
+/// How long a stopped thread may take to complete a transfer that the stop has cut short.
+const FOR_THE_REST: Duration = Duration::from_secs(5);
 /// The longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// `seccomp` in `/proc/PID/status`.
 const FILTERS: u32 = 2;
 
-/// Finds a thread that takes a stop well and may make `calls`, stops it, and begins a session in it.
-///
-/// # Errors
-/// No thread could be used; each goes on as before.
-pub(super) fn begin(
-    order: &AttachOrder<'_>,
-    snapshot: &Snapshot,
-    gadgets: Gadgets,
-    calls: &[&[ManifestEntry]],
-    known: &KnownFilters,
-    boost: &Boost,
-) -> Result<(Stopped, Session), Failure> {
-    let begun = Instant::now();
-    let until = begun + order.patience;
-    let mut pause = Duration::from_millis(1);
-    let target = order.target;
-    let memory = target.space.memory();
-    let what = "every thread sleeps in a call that may show that it was interrupted";
-    let mut why = Failure::new(FailureKind::NoThread, what);
-    // Threads whose refusal lasts, because filters and shadow stacks are never taken back. They are not stopped
-    // again.
-    let mut refused: Vec<Pid> = Vec::new();
-    let mut refusal = None;
-    let mut attempts = 3;
-    loop {
-        let alive = alive(target);
+/// The search for a thread that takes a stop well and may make the calls.
+#[derive(Debug)]
+pub(super) struct Seeker<'a> {
+    /// The order.
+    pub order: &'a AttachOrder<'a>,
+    /// The mappings of the process.
+    pub snapshot: &'a Snapshot,
+    /// The code through which the thread makes its calls.
+    pub gadgets: Gadgets,
+    /// The calls.
+    pub calls: &'a [&'a [ManifestEntry]],
+    /// The filters of the threads, as far as they are known.
+    pub filters: &'a KnownFilters,
+    /// The waits that were made again already.
+    pub waits: &'a Waits<'a>,
+}
+
+/// The reasons for which threads were not used.
+struct Obstacles {
+    /// Threads whose refusal lasts, because filters and shadow stacks are never taken back. They are not stopped again.
+    refused: Vec<Pid>,
+    /// The first such refusal.
+    refusal: Option<Failure>,
+    /// The last refusal that may pass.
+    passing: Option<Failure>,
+    /// The sleeping threads that were refused so. Each stop may make their wait longer, so they are not stopped again in
+    /// the same wait.
+    asleep: Waits<'static>,
+}
+
+/// A thread that stands and makes calls.
+#[derive(Debug)]
+pub(super) struct Begun {
+    /// The thread.
+    pub stopped: Stopped,
+    /// The session in it.
+    pub session: Session,
+    /// When its wait would have ended, if that is [known](Waits::end_of); 0 if not.
+    pub until: u64,
+}
+
+/// The end of the wait in which a thread slept when it was looked at.
+#[derive(Clone, Copy, Debug)]
+struct End {
+    /// When the wait will end, or would have ended, in milliseconds of CLOCK_MONOTONIC.
+    at: u64,
+    /// How often the thread had [slept](Status::slept), this wait included. A stop is one sleep more.
+    slept: u64,
+}
+
+/// What became of the attempt to use one thread.
+enum Attempt {
+    /// The thread stands, and makes calls.
+    Begun(Box<Begun>),
+    /// The thread goes on. Try the next one.
+    Next,
+    /// The thread goes on. Look again at all threads.
+    Again,
+}
+
+impl Seeker<'_> {
+    /// Finds a thread, stops it, and begins a session in it.
+    ///
+    /// # Errors
+    /// No thread could be used; each goes on as before.
+    pub(super) fn begin(&self, boost: &Boost) -> Result<Begun, Failure> {
+        let begun = Instant::now();
+        let until = begun + self.order.patience;
+        let target = self.order.target;
+        let mut pause = Duration::from_millis(1);
+        let mut obstacles = Obstacles {
+            refused: Vec::new(),
+            refusal: None,
+            passing: None,
+            asleep: Waits::read(None),
+        };
+        let mut denials = 3;
+        loop {
+            let alive = alive(target);
+            let free = self.free(&alive, &obstacles)?;
+            let worst = match self.order.looked + begun.elapsed() {
+                looked if looked < UNNOTICED_FIRST => Takes::Running,
+                looked if looked < SEEN_FIRST => Takes::AsleepWithTimeout,
+                _ => Takes::RunningUnseen,
+            };
+            let mut attempted = false;
+            for (tid, takes) in self.candidates(&free, worst) {
+                boost.start();
+                // While this thread has the processor of a running one, that one does not go on, unless the scheduler moves
+                // one of the two.
+                let mut beside = Beside::of(tid);
+                if takes == Takes::Running {
+                    beside.go();
+                }
+                let end = match takes {
+                    Takes::AsleepWithTimeout => self.end_of_wait(tid, &mut beside),
+                    _ => None,
+                };
+                if !self.takes_it_now(tid, takes) || self.end_in(&obstacles.asleep, tid).is_some() {
+                    continue;
+                }
+                attempted = true;
+                match self.attempt(tid, end, &mut obstacles, &mut denials)? {
+                    Attempt::Begun(begun) => return Ok(*begun),
+                    Attempt::Next => {}
+                    Attempt::Again => break,
+                }
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            if attempted {
+                boost.rest();
+            } else {
+                boost.rest_after_a_look();
+            }
+            if Instant::now() >= until {
+                return Err(obstacles.passing.unwrap_or_else(|| self.none_is_suitable(&free)));
+            }
+            std::thread::sleep(pause);
+        }
+    }
+
+    /// Returns the threads that may be stopped.
+    ///
+    /// # Errors
+    /// There are none, and there will be none.
+    fn free<'a>(
+        &self,
+        alive: &'a [(Pid, Status)],
+        obstacles: &Obstacles,
+    ) -> Result<Vec<&'a (Pid, Status)>, Failure> {
         if alive.is_empty() {
             return Err(Failure::new(FailureKind::TargetGone, "it has ended"));
         }
-        let same = |status: &Status| target.same_rights(status);
+        let same = |status: &Status| self.order.target.same_rights(status);
         if !alive.iter().any(|(_, status)| same(status)) {
             let what = "its credentials are others than when it was looked at";
             return Err(Failure::new(FailureKind::Changed, what));
         }
-        let free: Vec<&(Pid, Status)> = alive
-            .iter()
-            .filter(|(tid, status)| {
-                !refused.contains(tid)
-                    && same(status)
-                    && (status.seccomp == 0 || status.seccomp == FILTERS && known.tell(status))
-            })
-            .collect();
-        if free.is_empty() {
-            return Err(refusal.unwrap_or_else(|| all_filtered(&alive)));
-        }
-        let worst = if begun.elapsed() < UNSEEN_FIRST {
-            Takes::AsleepOnFutex
-        } else {
-            Takes::AsleepForEintr
+        let is_free = |(tid, status): &&(Pid, Status)| {
+            !obstacles.refused.contains(tid)
+                && same(status)
+                && (status.seccomp == 0 || status.seccomp == FILTERS && self.filters.tell(status))
         };
-        for tid in candidates(order, &free, worst) {
-            boost.start();
-            let mut stopped = match running::stop(tid, memory, until) {
-                Ok(stopped) => stopped,
-                Err(TraceError::Gone) => continue,
-                Err(error @ TraceError::Changed) => return Err(error.into()),
-                Err(error @ (TraceError::Late | TraceError::RseqUntold)) => {
-                    return Err(Failure::of(FailureKind::NoThread)(error));
-                }
-                Err(error @ TraceError::Foreign) if memory.is_used() => {
-                    refusal.get_or_insert(not_carried(tid)(error));
-                    refused.push(tid);
-                    continue;
-                }
-                // A thread that has just ended cannot be traced either.
-                Err(_) if threads::alive(&target.process, tid).is_none() => continue,
-                // After an exec another thread may have this thread's ID, and that thread lives.
-                Err(_) if !memory.is_used() => return Err(TraceError::Changed.into()),
-                // Another tracer that was in the way may have gone since. While the process executes another
-                // program, the kernel refuses every tracer.
-                Err(error)
-                    if attempts > 0 && traced_by(&target.process, tid) == 0 && is_denied(error) =>
-                {
-                    attempts -= 1;
-                    break;
-                }
-                Err(error) => return Err(not_seized(target, tid, error)),
-            };
-            // The thread stands from here on. Write nothing to it before it is known to be the same as before.
-            let now = threads::alive(&target.process, tid).unwrap_or_default();
-            if !memory.is_used() || !target.same_rights(&now) {
-                running::drop_untouched(&stopped)?;
-                return Err(TraceError::Changed.into());
+        let free: Vec<_> = alive.iter().filter(is_free).collect();
+        if free.is_empty() {
+            return Err(obstacles.refusal.clone().unwrap_or_else(|| all_filtered(alive)));
+        }
+        Ok(free)
+    }
+
+    /// Returns threads that take a stop at least as well as `worst`, the best first. There are a few of each kind,
+    /// because all running threads may be on stacks where no frames can lie.
+    fn candidates(&self, free: &[&(Pid, Status)], worst: Takes) -> Vec<(Pid, Takes)> {
+        const OF_A_KIND: usize = 4;
+        let mut candidates: Vec<(Pid, Takes)> = free
+            .iter()
+            .map(|(tid, status)| (*tid, self.takes(*tid, status.state)))
+            .filter(|(_, takes)| *takes <= worst)
+            .collect();
+        // The sort is stable: the leader, listed first, is the first of its kind.
+        order::by_key(&mut candidates, |(_, takes)| *takes);
+        let kinds = candidates.chunk_by(|(_, one), (_, next)| one == next);
+        kinds.flat_map(|kind| kind.iter().take(OF_A_KIND)).copied().collect()
+    }
+
+    /// Returns how a thread in this state would take a stop now.
+    fn takes(&self, tid: Pid, state: u8) -> Takes {
+        let AttachOrder { target, workers, .. } = *self.order;
+        let has_timeout = |fd, direction| workers.has_timeout(target, fd, direction);
+        let takes = match state {
+            // Stopped by a signal: what it was doing is interrupted already.
+            b'T' => Takes::Asleep,
+            // Nothing wakes such a thread, and once seized it could not be let go.
+            b'D' => Takes::Badly,
+            _ => threads::takes(&target.process, tid, &has_timeout),
+        };
+        let may_not =
+            || self.end_in(self.waits, tid).is_some_and(|end| !is_before(end) && !is_over(end));
+        if takes == Takes::AsleepWithTimeout && may_not() { Takes::Badly } else { takes }
+    }
+
+    /// Returns whether a thread takes a stop no worse than it did when all threads were looked at. The stop follows within
+    /// microseconds.
+    fn takes_it_now(&self, tid: Pid, before: Takes) -> bool {
+        let process = &self.order.target.process;
+        match before {
+            Takes::Running => threads::is_in_user_mode(process, tid),
+            _ => threads::alive(process, tid).is_some_and(|status| {
+                let now = self.takes(tid, status.state);
+                now <= before && now != Takes::Running
+            }),
+        }
+    }
+
+    /// If the thread is still in one of these waits, returns when that would have ended.
+    fn end_in(&self, waits: &Waits<'_>, tid: Pid) -> Option<u64> {
+        if !waits.has(tid) {
+            return None;
+        }
+        let process = &self.order.target.process;
+        waits.end_of(&Wait::of(process, tid, threads::call_of(process, tid)?)?)
+    }
+
+    /// Returns when the wait of a sleeping thread will end without TiExec, or would have ended; `None` if that is not known.
+    /// The wait may end a little earlier.
+    fn end_of_wait(&self, tid: Pid, beside: &mut Beside) -> Option<End> {
+        let target = self.order.target;
+        let slept = threads::alive(&target.process, tid)?.slept;
+        if let Some(at) = self.end_in(self.waits, tid) {
+            return Some(End { at, slept });
+        }
+        let (_, timeout) = threads::timeout_of(&target.process, target.space.memory(), tid)?;
+        let left = timeout.checked_sub(beside.idle_time(tid)?)?;
+        let at = now().checked_add(u64::try_from(left.as_millis()).ok()?)?;
+        Some(End { at, slept })
+    }
+
+    /// Tries to stop a thread, and to begin a session in it.
+    ///
+    /// # Errors
+    /// No thread of the process can be used.
+    fn attempt(
+        &self,
+        tid: Pid,
+        end: Option<End>,
+        obstacles: &mut Obstacles,
+        denials: &mut u32,
+    ) -> Result<Attempt, Failure> {
+        let target = self.order.target;
+        let memory = target.space.memory();
+        let stopped = match running::stop(tid, memory, Instant::now() + FOR_THE_STOP) {
+            Ok(stopped) => stopped,
+            Err(TraceError::Gone) => return Ok(Attempt::Next),
+            Err(error @ TraceError::Changed) => return Err(error.into()),
+            Err(error @ (TraceError::Late | TraceError::RseqUntold)) => {
+                return Err(Failure::of(FailureKind::NoThread)(error));
             }
-            let filters = known.of(&now, tid);
-            running::restart_within(&filters, &mut stopped);
-            if stopped.dispatches {
+            Err(error @ TraceError::Foreign) if memory.is_used() => {
+                obstacles.refuse(tid, not_carried(tid)(error));
+                return Ok(Attempt::Next);
+            }
+            // A thread that has just ended cannot be traced either.
+            Err(_) if threads::alive(&target.process, tid).is_none() => return Ok(Attempt::Next),
+            // After an exec another thread may have this thread's ID, and that thread lives.
+            Err(_) if !memory.is_used() => return Err(TraceError::Changed.into()),
+            // Another tracer that was in the way may have gone since. While the process executes another program, the
+            // kernel refuses every tracer.
+            Err(error)
+                if *denials > 0 && traced_by(&target.process, tid) == 0 && is_denied(error) =>
+            {
+                *denials -= 1;
+                return Ok(Attempt::Again);
+            }
+            Err(error) => return Err(not_seized(target, tid, error)),
+        };
+        // The thread stands from here on. Write nothing to it before it is known to be the same as before.
+        let now = threads::alive(&target.process, tid).unwrap_or_default();
+        if !memory.is_used() || !target.same_rights(&now) {
+            running::drop_untouched(&stopped)?;
+            return Err(TraceError::Changed.into());
+        }
+        // The thread may have begun another wait since it was looked at.
+        let until = end.filter(|end| now.slept == end.slept + 1).map_or(0, |end| end.at);
+        self.begin_in(stopped, until, &now, obstacles)
+    }
+
+    /// Begins a session in a stopped thread, whose status is `now`. Lets it go if that is not possible.
+    fn begin_in(
+        &self,
+        mut stopped: Stopped,
+        until: u64,
+        now: &Status,
+        obstacles: &mut Obstacles,
+    ) -> Result<Attempt, Failure> {
+        let (tid, target) = (stopped.tid, self.order.target);
+        if is_over(until) {
+            stopped.time_out();
+        }
+        let filters = self.filters.of(now, tid);
+        running::restart_within(&filters, &mut stopped);
+        if stopped.dispatches {
+            running::let_go(&stopped)?;
+            let what = "it has its system calls sent to a handler of its own";
+            return Err(Failure::new(FailureKind::SyscallDispatch, what));
+        }
+        let leaving = stopped.leaving_calls();
+        let calls = [self.calls, &[leaving.as_slice()]].concat();
+        let permission = match Permission::ask(&filters, self.gadgets, &calls) {
+            Ok(permission) => permission,
+            Err(what) => {
                 running::let_go(&stopped)?;
-                let what = "it has its system calls sent to a handler of its own";
-                return Err(Failure::new(FailureKind::SyscallDispatch, what));
+                let what = format!("thread {}: {what}", tid.as_raw_nonzero());
+                obstacles.refuse(tid, Failure::new(FailureKind::Seccomp, what));
+                return Ok(Attempt::Next);
             }
-            let leaving = stopped.leaving_calls();
-            let calls = [calls, &[leaving.as_slice()]].concat();
-            let permission = match Permission::ask(&filters, gadgets, &calls) {
-                Ok(permission) => permission,
-                Err(what) => {
-                    running::let_go(&stopped)?;
-                    let what = format!("thread {}: {what}", tid.as_raw_nonzero());
-                    refusal.get_or_insert(Failure::new(FailureKind::Seccomp, what));
-                    refused.push(tid);
-                    continue;
+        };
+        match running::begin(self.snapshot, target, self.gadgets, &stopped, now, permission) {
+            Ok(Ok(mut session)) => {
+                let AttachOrder { workers, .. } = *self.order;
+                let has_timeout = |fd, direction| workers.has_timeout(target, fd, direction);
+                let memory = target.space.memory();
+                let cut = cut_short(&target.process, memory, &stopped.registers, now, &has_timeout);
+                if let Some(cut) = cut {
+                    let deadline = Instant::now() + FOR_THE_REST;
+                    session.complete(&target.process, &mut stopped, &cut, deadline)?;
                 }
-            };
-            let begun = running::begin(snapshot, target, gadgets, &stopped, &now, permission);
-            match begun {
-                Ok(Ok(mut session)) => {
-                    if order.batches {
-                        session.allow_batches(target.pid, &stopped, now.caught);
-                    }
-                    return Ok((stopped, session));
+                if self.order.batches {
+                    session.allow_batches(target.pid, &stopped, now.caught);
                 }
-                Err(error @ TraceError::Changed) => {
-                    running::drop_untouched(&stopped)?;
-                    return Err(error.into());
+                return Ok(Attempt::Begun(Box::new(Begun { stopped, session, until })));
+            }
+            Err(error @ TraceError::Changed) => {
+                running::drop_untouched(&stopped)?;
+                return Err(error.into());
+            }
+            Err(error) => {
+                running::let_go(&stopped)?;
+                return Err(error.into());
+            }
+            Ok(Err(what)) => {
+                running::let_go(&stopped)?;
+                let wait = |call| Wait::next_of(&target.process, tid, call);
+                if let Some(wait) = stopped.call_number().and_then(wait) {
+                    obstacles.asleep.note(wait, 0);
                 }
-                Err(error) => {
-                    running::let_go(&stopped)?;
-                    return Err(error.into());
-                }
-                Ok(Err(what)) => {
-                    running::let_go(&stopped)?;
-                    if what == Refusal::ShadowStack {
-                        refusal.get_or_insert(not_carried(tid)(what));
-                        refused.push(tid);
-                        continue;
-                    }
-                    why = match what {
-                        Refusal::RegisterState => not_carried(tid)(what),
-                        _ => Failure::of(FailureKind::NoThread)(what),
-                    };
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                match what {
+                    Refusal::ShadowStack => obstacles.refuse(tid, not_carried(tid)(what)),
+                    Refusal::RegisterState => obstacles.passing = Some(not_carried(tid)(what)),
+                    _ => obstacles.passing = Some(Failure::of(FailureKind::NoThread)(what)),
                 }
             }
         }
-        boost.rest();
-        if Instant::now() >= until {
-            return Err(why);
-        }
-        std::thread::sleep(pause);
+        Ok(Attempt::Next)
+    }
+
+    /// Returns the failure if no thread was in a state in which it takes a stop well.
+    fn none_is_suitable(&self, free: &[&(Pid, Status)]) -> Failure {
+        let process = &self.order.target.process;
+        let mut calls: Vec<String> = free
+            .iter()
+            .filter_map(|(tid, _)| threads::call_of(process, *tid))
+            .map(threads::name_of_call)
+            .collect();
+        calls.sort_unstable();
+        calls.dedup();
+        calls.truncate(3);
+        let what = if calls.is_empty() {
+            "whenever it was looked at, each thread was in a system call".to_owned()
+        } else {
+            format!(
+                "every thread is in a system call that a stop may cut short: {}",
+                calls.join(", ")
+            )
+        };
+        Failure::new(FailureKind::NoThread, what)
+    }
+}
+
+/// How much earlier a wait may end than TiExec knows, in milliseconds.
+const MARGIN: u64 = 20;
+
+/// Returns whether a wait that ends then may be made again: it does not become longer by more than its timeout.
+fn is_before(end: u64) -> bool {
+    now() + MARGIN < end
+}
+
+/// Returns whether a wait that would have ended then is over, so that it may end by its timeout now.
+fn is_over(end: u64) -> bool {
+    end != 0 && now() > end + MARGIN
+}
+
+/// Returns the time since boot, in milliseconds of CLOCK_MONOTONIC.
+fn now() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec.unsigned_abs() * 1000 + now.tv_nsec.unsigned_abs() / 1_000_000
+}
+
+impl Obstacles {
+    /// Notes a refusal that lasts.
+    fn refuse(&mut self, tid: Pid, why: Failure) {
+        self.refusal.get_or_insert(why);
+        self.refused.push(tid);
     }
 }
 
@@ -203,33 +455,8 @@ fn alive(target: &Target) -> Vec<(Pid, Status)> {
         .collect()
 }
 
-/// Returns threads that take a stop at least as well as `worst`, the best first. There are a few of each kind,
-/// because all running threads may be on stacks where no frames can lie.
-fn candidates(order: &AttachOrder<'_>, free: &[&(Pid, Status)], worst: Takes) -> Vec<Pid> {
-    const OF_A_KIND: usize = 4;
-    let has_timeout = |fd| order.workers.has_timeout(order.target.task, fd);
-    let mut candidates: Vec<(Pid, Takes)> = free
-        .iter()
-        .map(|(tid, status)| {
-            let takes = match status.state {
-                // Stopped by a signal: what it was doing is interrupted already.
-                b'T' => Takes::Asleep,
-                // Nothing wakes such a thread, and once seized it could not be let go.
-                b'D' => Takes::Badly,
-                _ => threads::takes(&order.target.process, *tid, &has_timeout),
-            };
-            let unready = takes == Takes::AsleepForEintr && !threads::expects_eintr(status);
-            (*tid, if unready { Takes::Badly } else { takes })
-        })
-        .filter(|(_, takes)| *takes <= worst)
-        .collect();
-    // The sort is stable: the leader, listed first, is the first of its kind.
-    order::by_key(&mut candidates, |(_, takes)| *takes);
-    let kinds = candidates.chunk_by(|(_, one), (_, next)| one == next);
-    kinds.flat_map(|kind| kind.iter().take(OF_A_KIND)).map(|(tid, _)| *tid).collect()
-}
-
 /// The threads' filters, as far as this process knows them.
+#[derive(Debug)]
 pub(super) struct KnownFilters {
     /// True if this process may read filters, as far as it knows. If not, no thread is stopped only to find out.
     readable: bool,
@@ -289,6 +516,21 @@ fn not_carried<E: Error + Send + Sync + 'static>(tid: Pid) -> impl FnOnce(E) -> 
 
 fn is_denied(error: TraceError) -> bool {
     matches!(error, TraceError::Sys(SysError { errno: Errno::PERM | Errno::ACCES, .. }))
+}
+
+/// Waits until no thread of this process traces the thread. The kernel detaches the tracees of a thread after it has told those who
+/// wait for the thread's end.
+pub(super) fn wait_until_detached(process: &ProcDir, tid: Pid) {
+    const LONGEST: Duration = Duration::from_secs(1);
+    const PAUSE: Duration = Duration::from_micros(50);
+    let until = Instant::now() + LONGEST;
+    let is_ours = |tracer: u32| {
+        let name = format!("task/{tracer}");
+        tracer != 0 && ProcDir::this_process().is_ok_and(|this| this.file_type(&name).is_ok())
+    };
+    while is_ours(traced_by(process, tid)) && Instant::now() < until {
+        std::thread::sleep(PAUSE);
+    }
 }
 
 /// Returns the PID of the thread's tracer; 0 if it has none, or if this PID namespace does not show it.

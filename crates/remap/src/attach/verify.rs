@@ -37,7 +37,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
             Some(Note { range: text.vma.range, reason })
         })
         .collect();
-    let originals = originals(process, &entries, order.policy.pages);
+    let originals = originals(process, order.workers, &entries, order.policy.pages);
     let files = coverage(&entries, pages, &notes, &originals);
     let pid = order.target.pid.as_raw_nonzero().get().unsigned_abs();
     let comm = process.status().unwrap_or_default().name;

@@ -16,6 +16,7 @@ use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::Pid;
 use tiexec_sys::address_space::AddressSpace;
+use tiexec_sys::same_processor::Beside;
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch::{self, Gadgets};
@@ -37,7 +38,7 @@ use crate::policy::Policy;
 use crate::program::Program;
 use crate::sources::Sources;
 use crate::store::Store;
-use crate::workers::{Pool, Workers};
+use crate::workers::{self, Pool, Workers};
 
 /// Switches the shared objects of a program whose `ld.so` is done, within `left`. Returns the session with which
 /// the program goes home.
@@ -86,6 +87,8 @@ pub(crate) fn switch(
         },
         // The thread stands already.
         patience: Duration::ZERO,
+        looked: Duration::ZERO,
+        record: None,
         // A session of a launch makes no batches.
         batches: false,
         common_filters: 0,
@@ -222,25 +225,33 @@ impl<'a> Linker<'a> {
         let takes = || {
             // Closing a copy of a descriptor may wait for a server that the program chose, so copy none from a
             // foreign process.
-            let has_timeout =
-                |fd| self.order.is_foreign() || Workers::none().has_timeout(self.pid, fd);
+            let has_timeout = |fd, direction| {
+                self.order.is_foreign() || workers::has_timeout(self.pid, fd, direction)
+            };
             threads::takes(self.order.process, self.pid, &has_timeout)
+        };
+        let is_caught = || {
+            Beside::of(self.pid).go();
+            threads::is_in_user_mode(self.order.process, self.pid)
         };
         if protected {
             let since = *self.done_since.get_or_insert_with(Instant::now);
             return match takes() {
-                Takes::Running | Takes::Asleep | Takes::AsleepToRewind | Takes::AsleepOnFutex => {
-                    Progress::Done
-                }
+                Takes::Running if !is_caught() => Progress::Mapping,
+                Takes::Asleep
+                | Takes::AsleepToRepeat
+                | Takes::Running
+                | Takes::AsleepOnFutex
+                | Takes::RunningUnseen => Progress::Done,
                 _ if since.elapsed() > PATIENCE => Progress::Missed,
                 _ => Progress::Mapping,
             };
         }
-        if has_object && still && matches!(takes(), Takes::Running) {
-            Progress::Mapped
-        } else {
-            Progress::Mapping
-        }
+        let runs = || match takes() {
+            Takes::Running => is_caught(),
+            takes => takes == Takes::RunningUnseen,
+        };
+        if has_object && still && runs() { Progress::Mapped } else { Progress::Mapping }
     }
 }
 

@@ -5,11 +5,11 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags, Stat, StatVfsMountFlags};
+use rustix::fs::{Mode, OFlags, Stat, StatVfsMountFlags};
 use tiexec_core::skip::FailureKind;
 use tiexec_tracee::Failure;
 
-use crate::trusted_directory::{self, Distrust, Rule};
+use crate::trusted_directory::{self, Distrust, Rule, Trust, is_mount};
 
 /// The mount point of the system's store, which `tiexecctl store setup` mounts.
 pub const SYSTEM: &str = "/run/tiexec/images";
@@ -107,8 +107,14 @@ impl Directory {
         }
         let user = rustix::process::geteuid().as_raw();
         let path = runtime.join(BELOW_RUNTIME);
+        if stands_for_others(user) {
+            let what = format!(
+                "may be another user's: user {user} stands for all users without an ID in this user namespace"
+            );
+            return Err(refused(Distrust { path, what, source: None }));
+        }
         let make: &[u32] = if create { &[0o700, 0o700] } else { &[] };
-        let rule = Rule { user, sticky: true, make };
+        let rule = Rule { user, trust: Trust::Own { sticky: true }, make };
         let Some((fd, stat)) = trusted_directory::open(&path, &rule).map_err(refused)? else {
             return Ok(None);
         };
@@ -149,14 +155,19 @@ impl Directory {
 /// # Errors
 /// As [`Directory::system`].
 pub(super) fn system_place() -> Result<Option<(OwnedFd, Stat)>, Failure> {
-    let rule = Rule { user: 0, sticky: false, make: &[] };
+    let rule = Rule { user: 0, trust: Trust::Own { sticky: false }, make: &[] };
     trusted_directory::open(Path::new(SYSTEM), &rule).map_err(refused)
 }
 
-/// Returns whether a directory is the root of a file system.
-pub(super) fn is_mount(fd: &OwnedFd, stat: &Stat) -> bool {
-    let above = rustix::fs::statat(fd, "..", AtFlags::empty());
-    above.is_ok_and(|above| above.st_dev != stat.st_dev)
+/// Returns whether files of other users can show this user ID: in a user namespace that does not have an ID for every
+/// user (user_namespaces(7), "Unmapped user and group IDs"). Directories, images and originals are then not known to be
+/// the user's.
+fn stands_for_others(user: u32) -> bool {
+    let read = |file| std::fs::read_to_string(file).unwrap_or_default();
+    let overflow = read("/proc/sys/kernel/overflowuid");
+    let is_it = overflow.trim().parse().map_or(true, |overflow: u32| overflow == user);
+    let all = ["0", "0", "4294967295"];
+    is_it && !read("/proc/self/uid_map").split_ascii_whitespace().eq(all)
 }
 
 /// Returns whether the directory lies on a tmpfs that allows execution.

@@ -47,6 +47,28 @@ pub(super) fn fill(
     deadline: Instant,
 ) -> Result<Hash, Stop> {
     rustix::fs::ftruncate(image, layout.len).map_err(stopped("ftruncate"))?;
+    run(Some(image), original, layout, deadline)
+}
+
+/// Returns the hash that an image of the original would have, and makes none.
+pub(super) fn hash_of(
+    original: &File,
+    layout: &Layout,
+    deadline: Instant,
+) -> Result<Hash, Failure> {
+    match run(None, original, layout, deadline) {
+        Ok(hash) => Ok(hash),
+        Err(Stop::Failed(failure)) => Err(failure),
+        Err(Stop::Full) => Err(Failure::new(FailureKind::StoreFull, "no image is written")),
+    }
+}
+
+fn run(
+    image: Option<&File>,
+    original: &File,
+    layout: &Layout,
+    deadline: Instant,
+) -> Result<Hash, Stop> {
     let filler = Filler {
         image,
         original,
@@ -73,7 +95,8 @@ pub(super) fn fill(
 }
 
 struct Filler<'a> {
-    image: &'a File,
+    /// `None` if only the hash is wanted.
+    image: Option<&'a File>,
     original: &'a File,
     layout: &'a Layout,
     deadline: Instant,
@@ -113,8 +136,8 @@ impl Filler<'_> {
                 format!("{} of {} MiB were copied in time", mib(start), mib(self.layout.len));
             return Err(Stop::Failed(Failure::new(FailureKind::Deadline, detail)));
         }
-        if self.layout.is_text(start) {
-            self.make_huge(start)?;
+        if let Some(image) = self.image.filter(|_| self.layout.is_text(start)) {
+            self.make_huge(image, start)?;
         }
         let mut hash = Hasher::new();
         hash.set_input_offset(start);
@@ -125,7 +148,7 @@ impl Filler<'_> {
             match piece {
                 Piece::Written { at, bytes } => {
                     hash.update(bytes);
-                    self.image.write_all_at(bytes, at).map_err(unwritten)?;
+                    self.write(bytes, at)?;
                 }
                 Piece::Copied(copy) => self.copy(copy, &mut hash, buffer)?,
             }
@@ -157,7 +180,7 @@ impl Filler<'_> {
             let block = &mut buffer[..len];
             arch::fill_with_traps(block);
             hash.update(block);
-            self.image.write_all_at(block, at).map_err(unwritten)?;
+            self.write(block, at)?;
             at += len as u64;
         }
         Ok(())
@@ -174,27 +197,31 @@ impl Filler<'_> {
                 Stop::Failed(Failure::of(FailureKind::ReadFailed)(error).about(at))
             })?;
             hash.update(block);
-            self.image.write_all_at(block, copy.to + into).map_err(unwritten)?;
+            self.write(block, copy.to + into)?;
             into += len as u64;
         }
         Ok(())
     }
 
-    /// Makes the part that begins at `start` one huge page of zeros.
-    fn make_huge(&self, start: u64) -> Result<(), Stop> {
+    fn write(&self, bytes: &[u8], at: u64) -> Result<(), Stop> {
+        self.image.map_or(Ok(()), |image| image.write_all_at(bytes, at).map_err(unwritten))
+    }
+
+    /// Makes the part of the image that begins at `start` one huge page of zeros.
+    fn make_huge(&self, image: &File, start: u64) -> Result<(), Stop> {
         let pages = self.layout.pages();
         let len = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
         let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
-        let mapping = FillMapping::at(self.image, start, len, pages.pmd)
+        let mapping = FillMapping::at(image, start, len, pages.pmd)
             .map_err(|error| Stop::Failed(Failure::of(FailureKind::AddressSpace)(error)))?;
         mapping.advise_huge();
-        mapping.make_huge(0, len, base).map_err(|error| self.refused(error))
+        mapping.make_huge(0, len, base).map_err(|error| self.refused(image, error))
     }
 
     /// Tells a full tmpfs from a machine without a free huge page, because the kernel returns the same error for
     /// both.
-    fn refused(&self, error: SysError) -> Stop {
-        let left = rustix::fs::fstatvfs(self.image).map_or(u64::MAX, |fs| fs.f_bfree * fs.f_frsize);
+    fn refused(&self, image: &File, error: SysError) -> Stop {
+        let left = rustix::fs::fstatvfs(image).map_or(u64::MAX, |fs| fs.f_bfree * fs.f_frsize);
         if left < self.layout.pages().pmd.bytes() {
             return Stop::Full;
         }

@@ -1,14 +1,21 @@
 //! Checks whether images are still as their builders wrote them.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, Mode, OFlags};
+use tiexec_core::escape::AsShown;
 use tiexec_core::relaid;
-use tiexec_sys::Errno;
+use tiexec_sys::reopen::PathFile;
+use tiexec_sys::{Errno, thp};
 
 use super::directory::Directory;
-use super::{fill, lookup, state};
+use super::key::Sidecar;
+use super::{Wanted, fill, lookup, state};
 use tiexec_tracee::Failure;
+
+/// The time limit for the comparison of one image with its original.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The result of checking one image.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,7 +28,7 @@ pub struct Verdict {
     pub problems: Vec<String>,
 }
 
-/// Reads every image of a store and compares it with its sidecar.
+/// Reads every image of a store, and compares it with its sidecar and with its original's bytes.
 ///
 /// # Errors
 /// `store_refused`: the directory cannot be read.
@@ -50,13 +57,39 @@ fn one(directory: &Directory, name: String) -> Option<Verdict> {
                 problems.push(format!("has {size} bytes, not {}", sidecar.image_size));
             }
             match hash(directory, &name) {
-                Ok(hash) if hash == sidecar.blake3 => {}
+                Ok(hash) if hash == sidecar.blake3 => {
+                    problems.extend(differs(sidecar, &name, &hash));
+                }
                 Ok(hash) => problems.push(format!("has BLAKE3 {hash}, not {}", sidecar.blake3)),
                 Err(error) => problems.push(error),
             }
         }
     }
     Some(Verdict { name, original, problems })
+}
+
+/// Returns what is wrong with an image that has the hash `hash` if its original has the state of its key, but other
+/// bytes. An image of an earlier state is out of date, and nobody uses it.
+fn differs(sidecar: &Sidecar, name: &str, hash: &str) -> Option<String> {
+    if sidecar.key.layout_version != relaid::VERSION {
+        return None;
+    }
+    let path = Path::new(&sidecar.original);
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let held = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+    // Another file at the path may be one whose server never answers. It is not opened.
+    if !rustix::fs::fstat(&held).is_ok_and(|stat| sidecar.key.is_of(&stat)) {
+        return None;
+    }
+    let original = PathFile::from(held).open().ok()?;
+    let pages = thp::pages().filter(|pages| pages.pmd.bytes() == sidecar.key.pmd_size)?;
+    let wanted = Wanted::read(&original, path, pages, None).ok()?;
+    let until = Instant::now() + PATIENCE;
+    match fill::hash_of(&original, &wanted.layout, until) {
+        Ok(own) if own.to_hex().as_str() == hash && wanted.name == name => None,
+        Ok(_) => Some(format!("has other bytes than {}", path.shown())),
+        Err(failure) => Some(format!("cannot be compared with {}: {failure}", path.shown())),
+    }
 }
 
 fn hash(directory: &Directory, name: &str) -> Result<String, String> {

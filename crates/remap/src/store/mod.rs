@@ -8,7 +8,8 @@
 //! - `directory`: where the stores are, and whether one can be trusted.
 //! - `key`: the file and the state from which an image is made; its name; its sidecar.
 //! - `share`: which originals may have an image that everybody can read.
-//! - `lookup`: opens images for use. `build`, `fill`: make new ones.
+//! - `lookup`: opens images for use. `build`, `fill`: make new ones. `proof`: which files cannot change without a
+//!   sign.
 //! - `memory`: the memory that images take. `state`, `users`, `prune`, `verify`, `setup`: the work of `tiexecctl
 //!   store`.
 
@@ -19,6 +20,7 @@ pub mod integrity;
 pub mod key;
 mod lookup;
 pub mod memory;
+mod proof;
 pub mod prune;
 pub mod setup;
 mod share;
@@ -146,11 +148,13 @@ impl Store {
     /// 6.1, for `MADV_COLLAPSE` on shared memory; 5.14 if the tmpfs has `huge=advise`.
     pub fn find_or_build(&self, order: &BuildOrder<'_>) -> Result<StoredImage, Failure> {
         let wanted = Wanted::read(order.original, order.path, self.pages, order.bias)?;
-        let wanted = match self.find_wanted(wanted)? {
-            Ok(image) => return Ok(image),
-            Err(wanted) => wanted,
-        };
+        if let Ok(image) = self.find_wanted(wanted)? {
+            return Ok(image);
+        }
         let directory = self.place_for(order.original, order.path)?;
+        let _proof = proof::of(order.original, order.path, directory)?;
+        // What was read before the proof is not proved.
+        let wanted = Wanted::read(order.original, order.path, self.pages, order.bias)?;
         let file = build::build(directory, &wanted, order)?;
         Ok(wanted.found(directory, file))
     }

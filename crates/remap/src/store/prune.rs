@@ -8,6 +8,8 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use serde::Serialize;
 use tiexec_sys::lease::{Against, Lease};
 
+use crate::files;
+
 use super::SUFFIX;
 use super::directory::Directory;
 use super::key::sidecar_name;
@@ -112,8 +114,8 @@ fn remove_unused(directory: &Directory, entry: Entry) -> Option<Removed> {
 
 fn remove(directory: &Directory, entry: Entry, why: Why) -> Option<Removed> {
     let Entry { name, sidecar, bytes, .. } = entry;
-    rustix::fs::unlinkat(&directory.fd, &name, AtFlags::empty()).ok()?;
-    let _missing = rustix::fs::unlinkat(&directory.fd, sidecar_name(&name), AtFlags::empty());
+    files::remove(&directory.fd, &name).ok()?;
+    let _missing = files::remove(&directory.fd, sidecar_name(&name));
     Some(Removed { name, original: sidecar.map(|sidecar| sidecar.original), bytes, why })
 }
 
@@ -137,7 +139,7 @@ fn remove_left_overs(directory: &Directory) -> Result<Vec<Removed>, Failure> {
         // Take the lock of the image, which a live builder holds.
         let Ok(Some(lock)) = Temporary::lock(directory, image) else { continue };
         if image != inner {
-            let _gone = rustix::fs::unlinkat(&directory.fd, name, AtFlags::empty());
+            let _gone = files::remove(&directory.fd, name);
         }
         drop(lock);
         note(name, bytes);
@@ -155,7 +157,7 @@ fn remove_left_overs(directory: &Directory) -> Result<Vec<Removed>, Failure> {
         let Ok(Some(_lock)) = Temporary::lock(directory, image) else { continue };
         let bytes = bytes_of(name);
         // Check again under the lock, because the builder may just have finished.
-        if missing() && rustix::fs::unlinkat(&directory.fd, name, AtFlags::empty()).is_ok() {
+        if missing() && files::remove(&directory.fd, name).is_ok() {
             note(name, bytes);
         }
     }

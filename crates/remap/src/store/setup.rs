@@ -3,20 +3,21 @@
 //! The tmpfs has `huge=advise`, not `always`. The builder chooses the parts that become huge, so that symbols, data
 //! and sidecars do not take a huge page each. The store is not `/run` itself, which is often `noexec`.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::fmt;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::str::FromStr;
 
-use rustix::fs::AtFlags;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
 use tiexec_core::escape::AsShown;
 use tiexec_core::value::parse_bytes;
 use tiexec_sys::{Errno, thp};
 
-use super::directory::{Directory, SYSTEM, is_mount, system_place};
+use super::directory::{Directory, SYSTEM, system_place};
+use crate::files;
 use crate::headroom::total_memory;
+use crate::trusted_directory::{self, Distrust, Rule, Trust, is_mount};
 
 /// The maximum size of the store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -107,10 +108,6 @@ impl SetupError {
         let denied = matches!(errno, Errno::PERM | Errno::ACCES);
         Self { doing: doing.to_string(), why: errno.to_string(), denied }
     }
-
-    fn io(doing: impl fmt::Display, error: &std::io::Error) -> Self {
-        Self::new(doing, Errno(error.raw_os_error().unwrap_or(0)))
-    }
 }
 
 fn flags() -> MountFlags {
@@ -128,10 +125,7 @@ fn flags() -> MountFlags {
 /// it.
 pub fn setup(size: Option<Size>) -> Result<Done, SetupError> {
     let path = Path::new(SYSTEM);
-    let parent = path.parent().unwrap_or(path);
-    for directory in [parent, path] {
-        make(directory)?;
-    }
+    make(path)?;
     let unfit = |why| SetupError { doing: format!("use {SYSTEM}"), why, denied: false };
     let place = system_place().map_err(|failure| unfit(failure.detail))?;
     let (fd, stat) = place.ok_or_else(|| unfit("it was removed again".into()))?;
@@ -175,7 +169,8 @@ pub fn unset() -> Result<bool, SetupError> {
     for file in rustix::fs::Dir::read_from(&fd).map_err(unread)? {
         let file = file.map_err(unread)?;
         if !matches!(file.file_name().to_bytes(), b"." | b"..") {
-            rustix::fs::unlinkat(&fd, file.file_name(), AtFlags::empty()).map_err(unread)?;
+            let name = OsStr::from_bytes(file.file_name().to_bytes());
+            files::remove(&fd, name).map_err(unread)?;
         }
     }
     drop(fd);
@@ -186,15 +181,18 @@ pub fn unset() -> Result<bool, SetupError> {
     Ok(true)
 }
 
-/// Makes a directory that only root can write to.
+/// Makes the directory of the store, and the one above it, if they are missing.
 fn make(path: &Path) -> Result<(), SetupError> {
-    let doing = format!("make the directory {}", path.shown());
-    match std::fs::DirBuilder::new().mode(0o755).create(path) {
-        // Set the mode, because the umask applies to a new directory.
-        Ok(()) => std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
-            .map_err(|error| SetupError::io(doing, &error)),
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
-        Err(error) => Err(SetupError::io(doing, &error)),
+    let rule = Rule { user: 0, trust: Trust::Own { sticky: false }, make: &[0o755, 0o755] };
+    match trusted_directory::open(path, &rule) {
+        Ok(_) => Ok(()),
+        Err(Distrust { source: Some(errno), path: at, .. }) => {
+            Err(SetupError::new(format_args!("make the directory {}", at.shown()), errno))
+        }
+        Err(distrust) => {
+            let doing = format!("make the directory {}", path.shown());
+            Err(SetupError { doing, why: distrust.to_string(), denied: false })
+        }
     }
 }
 

@@ -7,10 +7,12 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blake3::Hash;
-use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, FileType, FlockOperation, Mode};
 use tiexec_core::escape::AsShown;
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::{Errno, SysError};
+
+use crate::files;
 
 use super::Wanted;
 use super::directory::Directory;
@@ -33,10 +35,8 @@ impl<'a> Temporary<'a> {
     /// holds it.
     pub(super) fn lock(directory: &'a Directory, image: &str) -> Result<Option<Self>, Failure> {
         let name = temporary_name(image);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(&directory.fd, &name, flags, Mode::RUSR | Mode::WUSR);
-        let file = match file {
-            Ok(file) => File::from(file),
+        let file = match files::open_or_create(&directory.fd, &name) {
+            Ok(file) => file,
             Err(errno @ (rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT)) => {
                 return Err(Failure::of(FailureKind::StoreFull)(SysError::of("open")(errno)));
             }
@@ -99,9 +99,8 @@ impl<'a> Temporary<'a> {
         };
         let text = serde_json::to_vec(&sidecar).unwrap_or_default();
         write_sidecar(directory, &sidecar_name(&wanted.name), &text)?;
-        let renamed = rustix::fs::fchmod(&self.file, directory.image_mode()).and_then(|()| {
-            rustix::fs::renameat(&directory.fd, &self.name, &directory.fd, &wanted.name)
-        });
+        let renamed = rustix::fs::fchmod(&self.file, directory.image_mode())
+            .and_then(|()| files::rename(&directory.fd, &self.name, &wanted.name));
         renamed.map_err(Errno::from).map_err(refused(directory, &wanted.name))?;
         self.finished = true;
         Ok(())
@@ -111,7 +110,7 @@ impl<'a> Temporary<'a> {
 impl Drop for Temporary<'_> {
     fn drop(&mut self) {
         if !self.finished {
-            let _gone = rustix::fs::unlinkat(&self.directory.fd, &self.name, AtFlags::empty());
+            let _gone = files::remove(&self.directory.fd, &self.name);
         }
     }
 }
@@ -119,22 +118,20 @@ impl Drop for Temporary<'_> {
 /// Writes a sidecar under a temporary name, then renames it. The caller must hold the image's lock.
 fn write_sidecar(directory: &Directory, name: &str, text: &[u8]) -> Result<(), Failure> {
     let temporary = temporary_name(name);
-    let _left_by_a_dead_builder = rustix::fs::unlinkat(&directory.fd, &temporary, AtFlags::empty());
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let _left_by_a_dead_builder = files::remove(&directory.fd, &temporary);
     let failed = |errno| {
         let full = matches!(errno, rustix::io::Errno::NOSPC | rustix::io::Errno::DQUOT);
-        let _nothing_left = rustix::fs::unlinkat(&directory.fd, &temporary, AtFlags::empty());
+        let _nothing_left = files::remove(&directory.fd, &temporary);
         let reason = if full { FailureKind::StoreFull } else { FailureKind::StoreRefused };
         Failure::of(reason)(Errno::from(errno)).about(format_args!("writing {name}"))
     };
-    let file = rustix::fs::openat(&directory.fd, &temporary, flags, Mode::RUSR | Mode::WUSR);
-    let mut file = File::from(file.map_err(failed)?);
+    let mut file = files::create(&directory.fd, &temporary, 0o600).map_err(failed)?;
     let written = file.write_all(text);
     written.map_err(|error| {
         failed(rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::IO))
     })?;
     rustix::fs::fchmod(&file, directory.image_mode()).map_err(failed)?;
-    rustix::fs::renameat(&directory.fd, &temporary, &directory.fd, name).map_err(failed)
+    files::rename(&directory.fd, &temporary, name).map_err(failed)
 }
 
 fn refused<E: Error + Send + Sync + 'static>(

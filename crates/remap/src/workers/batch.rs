@@ -5,11 +5,12 @@ use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::process_name::Role;
-use tiexec_sys::{Pid, SysError, impersonate};
-use tiexec_tracee::Failure;
+use tiexec_sys::{Pid, SysError};
+use tiexec_tracee::{Failure, clock};
 
 use super::output::Output;
 use super::{Pool, become_user_to_trace, end};
@@ -74,13 +75,9 @@ fn tracer(
     })?;
     for _ in pids {
         let mut status = [0];
-        if !tracer.until(patience)? {
+        if !tracer.until(clock::limit(patience))? {
             end(tracer.pid, SOON);
-            let what = format!(
-                "it did not finish within {} s; its stopped thread was let go",
-                patience.as_secs()
-            );
-            return Err(Failure::new(FailureKind::Deadline, what));
+            return Err(unfinished(patience));
         }
         match tracer.answers.read(&mut status) {
             Ok(1) => statuses.push(status[0]),
@@ -97,6 +94,13 @@ fn tracer(
     }
     let how = ended.map_or_else(|| "without an end".to_owned(), |end| format!("{end:?}"));
     Err(Failure::new(FailureKind::HelperDied, format_args!("its tracer ended: {how}")))
+}
+
+/// Returns the failure for work that was ended because it took longer than `patience`.
+pub fn unfinished(patience: Duration) -> Failure {
+    let seconds = patience.as_secs();
+    let what = format!("it did not finish within {seconds} s; its stopped thread was let go");
+    Failure::new(FailureKind::Deadline, what)
 }
 
 /// How long to wait for a tracer's end. A tracer that waits for a file cannot be killed.
@@ -123,7 +127,7 @@ impl Tracer {
             }
             Fork::Child => {
                 drop(answers);
-                let _unchanged = impersonate::end_with_parent();
+                let _unchanged = process::end_with_parent(Signal::KILL);
                 if output.take_over().is_err() {
                     std::process::exit(1);
                 }
@@ -149,7 +153,7 @@ pub fn told_apart(patience: Duration, work: impl FnOnce() -> Vec<u8>) -> Result<
         let answer = work();
         let _unheard = answers.write_all(&[0]).and_then(|()| answers.write_all(&answer));
     })?;
-    let (end_of_time, mut answer) = (Instant::now() + patience, Vec::new());
+    let (end_of_time, mut answer) = (Instant::now() + clock::limit(patience), Vec::new());
     let told = loop {
         let left = end_of_time.saturating_duration_since(Instant::now());
         if !tracer.until(left)? {
@@ -170,6 +174,11 @@ pub fn told_apart(patience: Duration, work: impl FnOnce() -> Vec<u8>) -> Result<
         return Err(Failure::new(FailureKind::HelperDied, what));
     }
     Ok(answer.split_off(1))
+}
+
+/// Returns when work that begins now, and may take that long, must have ended.
+pub fn time_out_of(patience: Duration) -> Instant {
+    Instant::now() + clock::limit(patience)
 }
 
 /// Work on processes of other credentials, in a process of its own. This process polls it, and never waits for it.

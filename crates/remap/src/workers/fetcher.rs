@@ -6,13 +6,16 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
+use rustix::process::Signal;
 use tiexec_core::skip::FailureKind;
+use tiexec_sys::process::{Direction, is_unix_socket_of, socket_has_timeout};
 use tiexec_sys::process_name::Role;
 use tiexec_sys::seqpacket::{Packet, Packets};
-use tiexec_sys::{Pid, impersonate, process};
+use tiexec_sys::{Pid, process};
 
 use super::{IN_A_STOP, Worker};
 use tiexec_tracee::Failure;
+use tiexec_tracee::target::Target;
 
 /// The fetcher, as seen by the tracer.
 #[derive(Debug)]
@@ -35,12 +38,12 @@ impl Fetcher {
         self.worker.pid
     }
 
-    /// Returns a copy of the process's descriptor `number`, which must be a socket of unix(7).
+    /// Returns a copy of the target's descriptor `number`, which must be a socket of unix(7).
     ///
     /// # Errors
     /// `switch_failed`: it is no such socket, or the process did not make it. `helper_died`: there was no answer.
-    pub(crate) fn socket_of(&self, pid: Pid, number: i32) -> Result<OwnedFd, Failure> {
-        match self.ask(Wanted::Copy, pid, number)? {
+    pub(crate) fn socket_of(&self, target: &Target, number: i32) -> Result<OwnedFd, Failure> {
+        match self.ask(Wanted::Copy, target, number)? {
             (_, Some(socket)) => Ok(socket),
             (why, None) => {
                 Err(Failure::new(FailureKind::SwitchFailed, String::from_utf8_lossy(&why)))
@@ -48,13 +51,18 @@ impl Fetcher {
         }
     }
 
-    /// Returns whether calls on the process's socket `number` can time out; true if that is not known.
-    pub(super) fn has_timeout(&self, pid: Pid, number: i32) -> bool {
-        !self.ask(Wanted::Timeout, pid, number).is_ok_and(|(answer, _)| answer == NO_TIMEOUT)
+    /// Returns whether calls on the target's socket `number` can time out; true if that is not known.
+    pub(super) fn has_timeout(&self, target: &Target, number: i32, direction: Direction) -> bool {
+        let wanted = match direction {
+            Direction::Receive => Wanted::ReceiveTimeout,
+            Direction::Send => Wanted::SendTimeout,
+        };
+        !self.ask(wanted, target, number).is_ok_and(|(answer, _)| answer == NO_TIMEOUT)
     }
 
-    fn ask(&self, wanted: Wanted, pid: Pid, number: i32) -> Result<Packet, Failure> {
-        let words = [pid.as_raw_nonzero().get(), number, wanted as i32];
+    fn ask(&self, wanted: Wanted, target: &Target, number: i32) -> Result<Packet, Failure> {
+        let [task, process] = [target.task, target.pid].map(|pid| pid.as_raw_nonzero().get());
+        let words = [task, process, number, wanted as i32];
         let request: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         self.worker.ask(&request, None)?;
         self.worker.answer(IN_A_STOP)
@@ -66,8 +74,10 @@ impl Fetcher {
 enum Wanted {
     /// Pass it on.
     Copy = 0,
-    /// Say whether calls on it can time out.
-    Timeout = 1,
+    /// Say whether receiving calls on it can time out.
+    ReceiveTimeout = 1,
+    /// Say whether sending calls on it can time out.
+    SendTimeout = 2,
 }
 
 /// The answer for a socket without a timeout.
@@ -75,22 +85,28 @@ const NO_TIMEOUT: &[u8] = b"none";
 
 fn serve(packets: &Packets) {
     process::close_all_except(&[packets.as_fd()]);
-    let _unchanged = impersonate::end_with_parent();
+    let _unchanged = process::end_with_parent(Signal::KILL);
     while let Ok(Some((request, _))) = packets.receive(None) {
         let (words, _) = request.as_chunks::<4>();
-        let &[pid, number, wanted] = words else { return };
-        let Some(pid) = Pid::from_raw(i32::from_ne_bytes(pid)) else { return };
-        let timeout_wanted = i32::from_ne_bytes(wanted) == Wanted::Timeout as i32;
-        let answer = match fetch(pid, i32::from_ne_bytes(number)) {
-            Ok(socket) if timeout_wanted => {
-                let has_one = process::socket_has_timeout(socket.as_fd());
+        let &[task, process, number, wanted] = words else { return };
+        let [task, process] = [task, process].map(|pid| Pid::from_raw(i32::from_ne_bytes(pid)));
+        let (Some(task), Some(process)) = (task, process) else { return };
+        let direction = match i32::from_ne_bytes(wanted) {
+            wanted if wanted == Wanted::ReceiveTimeout as i32 => Some(Direction::Receive),
+            wanted if wanted == Wanted::SendTimeout as i32 => Some(Direction::Send),
+            _ => None,
+        };
+        let answer = match (fetch(task, i32::from_ne_bytes(number)), direction) {
+            (Ok(socket), Some(direction)) => {
+                let has_one = socket_has_timeout(socket.as_fd(), direction);
                 packets.send(if has_one { b"some" } else { NO_TIMEOUT }, None)
             }
-            Ok(socket) if process::is_unix_socket_of(socket.as_fd(), pid) => {
+            // The kernel notes the process's ID, also if its first thread has ended.
+            (Ok(socket), None) if is_unix_socket_of(socket.as_fd(), process) => {
                 packets.send(b"socket", Some(socket.as_fd()))
             }
-            Ok(_) => packets.send(b"the socket is not one that the process made", None),
-            Err(why) => packets.send(why.as_bytes(), None),
+            (Ok(_), None) => packets.send(b"the socket is not one that the process made", None),
+            (Err(why), _) => packets.send(why.as_bytes(), None),
         };
         if answer.is_err() {
             return;

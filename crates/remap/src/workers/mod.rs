@@ -22,21 +22,22 @@ mod output;
 mod reader;
 mod reads_apart;
 
-pub use batch::{Aside, apart_as_its_user, each_apart, told_apart};
+pub use batch::{Aside, apart_as_its_user, each_apart, time_out_of, told_apart, unfinished};
 pub(crate) use fetcher::Fetcher;
 use reader::Reader;
-pub(crate) use reads_apart::ReadsApart;
+pub(crate) use reads_apart::{OpenApart, ReadsApart, SameBytes};
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tiexec_core::proc::status::Credentials;
 use tiexec_core::skip::FailureKind;
-use tiexec_sys::process::{self, Fork};
+use tiexec_sys::process::{self, Direction, Fork};
 use tiexec_sys::process_name::Role;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::reopen::{PathFile, Version};
 use tiexec_sys::seqpacket::{self, Packet, Packets};
 use tiexec_sys::{Errno, Pid, SysError, impersonate};
 use tiexec_tracee::Failure;
@@ -52,8 +53,26 @@ const LONGEST_SESSION: Duration = Duration::from_secs(10);
 /// The workers for one process after the other, while these have the same credentials and memory cgroup.
 #[derive(Clone, Debug, Default)]
 pub struct Workers {
-    reader: Option<Arc<dyn ReadsApart>>,
+    reader: Option<ReaderOfAll>,
     fetcher: Option<Arc<Fetcher>>,
+}
+
+/// The reader, and the files that it has open. Processes of one program map the same files, so each file is opened once
+/// for all of them.
+#[derive(Clone, Debug)]
+struct ReaderOfAll {
+    reader: Arc<dyn ReadsApart>,
+    opened: Arc<Mutex<OpenFiles>>,
+}
+
+/// Open files, each in the state in which it was when it was opened.
+type OpenFiles = Vec<(Version, Arc<OpenApart>)>;
+
+impl ReaderOfAll {
+    fn opened(&self) -> MutexGuard<'_, OpenFiles> {
+        // The list is valid between any two statements.
+        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Workers {
@@ -64,7 +83,7 @@ impl Workers {
 
     /// Returns whether the workers have answered all requests.
     fn answer(&self) -> bool {
-        self.reader.as_ref().is_none_or(|reader| reader.answers())
+        self.reader().is_none_or(|reader| reader.answers())
             && self.fetcher.as_ref().is_none_or(|fetcher| fetcher.worker.answers())
     }
 
@@ -76,15 +95,39 @@ impl Workers {
 
     /// Returns the reader, if files are opened in one.
     pub(crate) fn reader(&self) -> Option<&Arc<dyn ReadsApart>> {
-        self.reader.as_ref()
+        self.reader.as_ref().map(|of_all| &of_all.reader)
     }
 
-    /// Returns whether calls on the process's socket `number` can time out; true if that is not known.
-    pub(crate) fn has_timeout(&self, pid: Pid, number: i32) -> bool {
+    /// Returns a file that the reader has open already, unless it has changed since.
+    ///
+    /// The file that the reader has open was checked as a file of a process of the same credentials. While it is open, no
+    /// other file can have its identity.
+    pub(crate) fn known(&self, file: &PathFile) -> Option<Arc<OpenApart>> {
+        let opened = self.reader.as_ref()?.opened();
+        let version = file.version().ok()?;
+        opened.iter().find(|(known, _)| *known == version).map(|(_, opened)| Arc::clone(opened))
+    }
+
+    /// Opens a file, which was checked, in the reader. Returns `None` if files are not opened in one.
+    ///
+    /// # Errors
+    /// `file_gone`: the process's user may not read it; `helper_died`.
+    pub(crate) fn open(&self, file: &PathFile) -> Result<Option<Arc<OpenApart>>, Failure> {
+        let Some(of_all) = &self.reader else { return Ok(None) };
+        // A file that changes while it is opened is known by an older version, and is opened again.
+        let version = file.version();
+        let opened = Arc::new(OpenApart::open(&of_all.reader, file)?);
+        if let Ok(version) = version {
+            of_all.opened().push((version, Arc::clone(&opened)));
+        }
+        Ok(Some(opened))
+    }
+
+    /// Returns whether calls on the target's socket `number` can time out; true if that is not known.
+    pub(crate) fn has_timeout(&self, target: &Target, number: i32, direction: Direction) -> bool {
         match &self.fetcher {
-            Some(fetcher) => fetcher.has_timeout(pid, number),
-            None => process::descriptor_of(pid, number)
-                .map_or(true, |copy| process::socket_has_timeout(copy.as_fd())),
+            Some(fetcher) => fetcher.has_timeout(target, number, direction),
+            None => has_timeout(target.task, number, direction),
         }
     }
 
@@ -92,6 +135,13 @@ impl Workers {
     pub(crate) fn fetcher(&self) -> Option<&Fetcher> {
         self.fetcher.as_deref()
     }
+}
+
+/// Returns whether calls on the socket `number` of `task`, whose process is trusted, can time out; true if that is not
+/// known.
+pub(crate) fn has_timeout(task: Pid, number: i32, direction: Direction) -> bool {
+    process::descriptor_of(task, number)
+        .map_or(true, |copy| process::socket_has_timeout(copy.as_fd(), direction))
 }
 
 /// Workers that are kept for the next process if it has the same credentials and memory cgroup. Such processes
@@ -133,8 +183,9 @@ impl Pool {
         }
         let fetcher = Some(Arc::new(Fetcher::start()?));
         // Without these capabilities, this process has no rights to lose but its user's.
-        let reader: Option<Arc<dyn ReadsApart>> = if may_take_places() {
-            Some(Arc::new(Reader::start(process, credentials)?))
+        let reader = if may_take_places() {
+            let reader = Arc::new(Reader::start(process, credentials)?);
+            Some(ReaderOfAll { reader, opened: Arc::default() })
         } else {
             None
         };

@@ -23,6 +23,7 @@ use tiexec_core::plan::{Backing, Span};
 use tiexec_core::proc::status::Credentials;
 use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_sys::impersonate::{self, Place};
+use tiexec_sys::kernel_file;
 use tiexec_sys::process;
 use tiexec_sys::process_name::Role;
 use tiexec_sys::procfs::ProcDir;
@@ -315,9 +316,9 @@ fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
         reply(&Reply::Failed((kind.into(), error.to_string())), None);
     };
     // If memory is short, the kernel kills the reader first.
-    let _as_it_was = std::fs::write("/proc/self/oom_score_adj", "1000");
+    let _as_it_was = kernel_file::write("/proc/self/oom_score_adj", "1000");
     if let Some(cgroup) = cgroup
-        && let Err(error) = std::fs::write(cgroup.join("cgroup.procs"), "0")
+        && let Err(error) = kernel_file::write(cgroup.join("cgroup.procs"), "0")
     {
         let what = format!("joining {}: {error}", cgroup.shown());
         return refused(FailureKind::MemcgHeadroom, &what);
@@ -427,7 +428,7 @@ impl Serving {
             }
             Request::Send { id } => {
                 let socket = file.ok_or_else(odd)?;
-                process::send_descriptor(socket.as_fd(), self.file(id)?.as_fd())
+                process::send_descriptor(socket.as_fd(), self.file(id)?.as_fd(), None)
                     .map_err(Failure::of(FailureKind::SwitchFailed))?;
                 (Reply::Done, None)
             }

@@ -4,11 +4,14 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use tiexec_core::addr::Pages;
+use tiexec_core::elf::LoadSegment;
 use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::Span;
+use tiexec_core::proc::maps::FileId;
 use tiexec_sys::reopen::PathFile;
 use tiexec_tracee::Failure;
 
@@ -66,4 +69,59 @@ pub(crate) trait ReadsApart: Debug + Send + Sync {
     /// # Errors
     /// `switch_failed`; `helper_died`.
     fn send_over(&self, id: u32, socket: BorrowedFd<'_>) -> Result<(), Failure>;
+}
+
+/// A file that is open in a reader.
+#[derive(Debug)]
+pub(crate) struct OpenApart {
+    /// The reader.
+    pub reader: Arc<dyn ReadsApart>,
+    /// The file's number there.
+    pub id: u32,
+    /// The kernel's facts about it when it was opened.
+    pub facts: FileFacts,
+    /// Its LOAD segments, once they were read.
+    pub loads: OnceLock<Vec<LoadSegment>>,
+    /// The parts of it that were compared with copies, and are the same.
+    same: Mutex<Vec<SameBytes>>,
+}
+
+/// Bytes of a copy in a memory file that are those of another file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct SameBytes {
+    /// The memory file. The kernel does not use its inode number again soon.
+    pub copy: FileId,
+    /// The first of these bytes in the memory file.
+    pub at: u64,
+    /// Their number.
+    pub len: u64,
+    /// The first of them in the other file.
+    pub file_offset: u64,
+}
+
+impl OpenApart {
+    /// Has the reader open the file.
+    ///
+    /// # Errors
+    /// `file_gone`: the process's user may not read it; `helper_died`.
+    pub(crate) fn open(reader: &Arc<dyn ReadsApart>, file: &PathFile) -> Result<Self, Failure> {
+        let (id, facts) = reader.open(file)?;
+        let (loads, same) = Default::default();
+        Ok(Self { reader: Arc::clone(reader), id, facts, loads, same })
+    }
+
+    /// Returns whether a copy was found to have these bytes, in another process of the same credentials.
+    pub(crate) fn is_same(&self, bytes: &SameBytes) -> bool {
+        self.same().contains(bytes)
+    }
+
+    /// Notes that a copy has these bytes.
+    pub(crate) fn note_same(&self, bytes: SameBytes) {
+        self.same().push(bytes);
+    }
+
+    fn same(&self) -> MutexGuard<'_, Vec<SameBytes>> {
+        // The list is valid between any two statements.
+        self.same.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

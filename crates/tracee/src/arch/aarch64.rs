@@ -323,6 +323,21 @@ pub fn call_number(registers: &Registers, interruption: Interruption) -> Option<
     matches!(interruption, Again | WithRemainingTime | Shown).then(|| number(registers))
 }
 
+/// The instruction that makes a system call.
+pub const CALL_INSTRUCTION: &[u8] = &SVC;
+
+/// Returns `None`: the kernel forgets the number of a call that has returned.
+pub fn returned(_registers: &Registers, _before: &[u8]) -> Option<(i64, u64)> {
+    None
+}
+
+/// Returns the registers with another result of the system call.
+pub fn with_result(registers: &Registers, result: u64) -> Registers {
+    let mut registers = *registers;
+    registers.regs[0] = result;
+    registers
+}
+
 /// Returns the address below which the frame's bytes must lie. The ABI has no data below the stack pointer
 /// (AAPCS64, 6.4.5).
 pub fn below_red_zone(registers: &Registers) -> Option<RemoteAddr> {

@@ -239,6 +239,23 @@ pub fn call_number(registers: &Registers, _interruption: Interruption) -> Option
     (number >= 0).then_some(number)
 }
 
+/// The instruction that makes a system call.
+pub const CALL_INSTRUCTION: &[u8] = b"\x0f\x05";
+
+/// Returns the number and the result of the system call from which the thread has just returned, if that succeeded.
+/// `before` are the bytes before its program counter. (At the first instruction of a signal handler, the number is that of
+/// the call that the signal interrupted, and the result is 0.)
+pub fn returned(registers: &Registers, before: &[u8]) -> Option<(i64, u64)> {
+    let (number, result) = (registers.orig_rax.cast_signed(), registers.rax);
+    (number >= 0 && result.cast_signed() > 0 && before == CALL_INSTRUCTION)
+        .then_some((number, result))
+}
+
+/// Returns the registers with another result of the system call.
+pub fn with_result(registers: &Registers, result: u64) -> Registers {
+    Registers { rax: result, ..*registers }
+}
+
 /// Returns the address below which the frame's bytes must lie.
 pub fn below_red_zone(registers: &Registers) -> Option<RemoteAddr> {
     stack_pointer(registers).checked_sub(RED_ZONE)

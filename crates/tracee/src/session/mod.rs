@@ -20,6 +20,7 @@
 //! - The signal mask is changed only while a register set is installed that leads home.
 
 mod batch;
+mod complete;
 mod descriptors;
 mod identity;
 mod undo;
@@ -284,21 +285,51 @@ impl Session {
 
     /// Makes a call or a release.
     fn make(&mut self, call: Call) -> Result<Result<u64, Errno>, TraceError> {
-        debug_assert!(self.permission.covers(&call), "{call:?} is not in the manifest");
-        let chain = self.lay_chain()?;
-        self.install(arch::aim_at_call(&self.home, self.gadgets, &call, chain))?;
-        self.counts.calls += 1;
-        self.run_to(self.entry_of(&call))?;
+        self.enter(call)?;
         let returned = self.run_to(|stop| match stop {
             SyscallStop::Exit(value) => Some(value),
             _ => None,
         })?;
-        // The kernel's convention: −4095..=−1 is an error.
-        Ok(if (-4095..0).contains(&returned) {
-            Err(Errno(i32::try_from(-returned).unwrap_or(0)))
-        } else {
-            Ok(returned.cast_unsigned())
-        })
+        Ok(answer(returned))
+    }
+
+    /// Makes a call, and interrupts it if it takes longer than `patience`. It then returns what it has done, or
+    /// ERESTARTSYS.
+    fn make_within(
+        &mut self,
+        call: Call,
+        patience: Duration,
+    ) -> Result<Result<u64, Errno>, TraceError> {
+        /// How long an interrupted call takes at most to end.
+        const TO_END: Duration = Duration::from_secs(10);
+        self.enter(call)?;
+        let soon = Instant::now() + patience;
+        let stop = match resume_to_syscall(self.pid, self.while_stopped, Some(soon)) {
+            Err(TraceError::Late) => {
+                ptrace::interrupt(self.pid)?;
+                match next_stop(self.pid, Some(soon + TO_END)) {
+                    Ok(Wait::SyscallStop) => {
+                        ptrace::syscall_stop(self.pid).map_err(TraceError::from)
+                    }
+                    Ok(other) => Err(TraceError::Unexpected(other)),
+                    Err(error) => Err(error),
+                }
+            }
+            stop => stop,
+        };
+        match self.or_lose(stop)? {
+            SyscallStop::Exit(value) => Ok(answer(value)),
+            _ => self.or_lose(Err(TraceError::Unexpected(Wait::SyscallStop))),
+        }
+    }
+
+    /// Sends the tracee into a call, and waits until it has entered it.
+    fn enter(&mut self, call: Call) -> Result<(), TraceError> {
+        debug_assert!(self.permission.covers(&call), "{call:?} is not in the manifest");
+        let chain = self.lay_chain()?;
+        self.install(arch::aim_at_call(&self.home, self.gadgets, &call, chain))?;
+        self.counts.calls += 1;
+        self.run_to(self.entry_of(&call))
     }
 
     /// Writes `bytes`, at most 256, to an address for the next call to point at. Returns the address.
@@ -439,6 +470,15 @@ impl Session {
             let _gone = ptrace::resume(self.pid, Resume::Detach, 0);
         }
         came
+    }
+}
+
+/// Returns what a system call has returned. The kernel's convention: −4095..=−1 is an error.
+fn answer(returned: i64) -> Result<u64, Errno> {
+    if (-4095..0).contains(&returned) {
+        Err(Errno(i32::try_from(-returned).unwrap_or(0)))
+    } else {
+        Ok(returned.cast_unsigned())
     }
 }
 

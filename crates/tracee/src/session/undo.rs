@@ -3,7 +3,7 @@
 use tiexec_core::addr::RemoteAddr;
 use tiexec_sys::c;
 use tiexec_sys::process::Wait;
-use tiexec_sys::ptrace::{self, Registers, Resume};
+use tiexec_sys::ptrace::{self, Registers, Resume, SyscallStop};
 
 use super::{Counts, MAX_RELEASES, Session, next_stop};
 use crate::arch::{self, Call, Gadgets};
@@ -12,6 +12,7 @@ use crate::fault;
 use crate::remote::{self, SystemCall};
 use crate::stopped::Stopped;
 use crate::syscall_manifest::LAST;
+use crate::temporary_mask;
 
 impl Session {
     /// Passes the program counter of home, and the addresses of the gadgets, through `moved`: for a program whose
@@ -107,7 +108,8 @@ impl Session {
 
     /// Makes the remaining releases, lets the tracee go on exactly as if it had never been `stopped`, and detaches.
     /// The kernel restarts an interrupted system call with its remaining time. (By the chain it would return
-    /// EINTR.)
+    /// EINTR.) A tracee that [waits again](Stopped::waits_again) is not detached, so that
+    /// [`watch_wait`](crate::running::watch_wait) can watch it.
     ///
     /// With `at_last`, the tracee does not make the release registered first. This process calls `at_last` instead,
     /// while the tracee is stopped for the last time.
@@ -121,8 +123,10 @@ impl Session {
     ) -> Result<Counts, TraceError> {
         self.stands()?;
         self.release_down_to(usize::from(at_last.is_some()))?;
-        if let Some((_, call)) = stopped.refused_call() {
-            return self.leave_at_entry(stopped, &call, at_last);
+        if let Some((refused, own)) = stopped.refused_call().zip(stopped.call())
+            && temporary_mask::mask(&own, &self.memory) != Some(self.home_mask)
+        {
+            return self.leave_at_entry(stopped, &refused.1, at_last);
         }
         let registers = &stopped.registers;
         let early = arch::before_the_last_stop(registers, stopped.interruption);
@@ -144,8 +148,32 @@ impl Session {
         if early.is_none() {
             self.set_home(registers)?;
         }
-        ptrace::resume(self.pid, Resume::Detach, 0)?;
+        match stopped.watched() {
+            Some(call) => self.go_to_entry(call)?,
+            None => ptrace::resume(self.pid, Resume::Detach, 0)?,
+        }
         Ok(self.counts)
+    }
+
+    /// Lets the tracee go on to the entry of the call that the kernel makes again, and into it. If anything else comes
+    /// first, such as a signal, detaches from the tracee there.
+    fn go_to_entry(&self, call: i64) -> Result<(), TraceError> {
+        ptrace::resume(self.pid, Resume::ToSyscall, 0)?;
+        let stop = match next_stop(self.pid, self.until) {
+            // The kernel detaches the tracee when the calling thread ends.
+            Err(TraceError::Late) => return Ok(()),
+            stop => stop?,
+        };
+        fault::at(fault::Point::Stop);
+        let (how, signal) = match stop {
+            Wait::Exited(_) | Wait::Killed(_) => return Err(TraceError::Gone),
+            Wait::SyscallStop if is_entry(ptrace::syscall_stop(self.pid)?, call) => {
+                (Resume::ToSyscall, 0)
+            }
+            Wait::Signal(signal) => (Resume::Detach, signal),
+            _ => (Resume::Detach, 0),
+        };
+        Ok(ptrace::resume(self.pid, how, signal)?)
     }
 
     /// Moves the tracee to the point where it would take a signal.
@@ -171,7 +199,8 @@ impl Session {
     }
 
     /// Lets the tracee go at the entry of the call that it was `stopped` in, which waits under a signal mask of its
-    /// own. The kernel then makes the call, saves the present mask, and puts the call's mask in force, as it did at
+    /// own. That mask differs from the thread's: with an equal mask, the kernel would not clear the flag that the
+    /// detaching sets in the thread (`__set_current_blocked`, `kernel/signal.c`), and the call would return EINTR. The kernel then makes the call, saves the present mask, and puts the call's mask in force, as it did at
     /// first. `refused` is the same call with arguments that the kernel refuses.
     ///
     /// No signal can be taken between the entry and the waiting. The last step sets all registers at once. If this
@@ -191,7 +220,8 @@ impl Session {
             at_last();
         }
         self.set_home(&arch::at_entry(&stopped.registers))?;
-        ptrace::resume(self.pid, Resume::Detach, 0)?;
+        let how = if stopped.watched().is_some() { Resume::ToSyscall } else { Resume::Detach };
+        ptrace::resume(self.pid, how, 0)?;
         self.counts.calls += 1;
         Ok(self.counts)
     }
@@ -267,4 +297,9 @@ impl Session {
     fn frame(&self, call: &Call, next: RemoteAddr) -> Vec<u8> {
         arch::call_frame(&self.home, self.gadgets, call, next, self.apart, self.chain_mask)
     }
+}
+
+/// Returns whether a tracee stands at the entry of this call.
+fn is_entry(stop: SyscallStop, call: i64) -> bool {
+    matches!(stop, SyscallStop::Entry { number, .. } if i64::try_from(number) == Ok(call))
 }

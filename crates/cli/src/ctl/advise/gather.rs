@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use tiexec_advise::itlb::{Itlb, walk_event};
@@ -16,6 +16,7 @@ use tiexec_core::proc::maps::Vma;
 use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::locked_target::LockedTarget;
 use tiexec_engine::policy::policy;
+use tiexec_engine::programs;
 use tiexec_engine::sampling::{Sampling, number, refusal};
 use tiexec_remap::attach::{attach, look_at_jit};
 use tiexec_remap::images::Images;
@@ -23,6 +24,7 @@ use tiexec_remap::launch::restart::{self, Started};
 use tiexec_remap::mapped::originals;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::sources::Sources;
+use tiexec_remap::workers::Workers;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::perf_sampler::{Clock, Heirs};
 use tiexec_sys::procfs::ProcDir;
@@ -155,7 +157,7 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let counters =
         Counters::open(&[this], Heirs::Processes, walk_event(&Itlb::of(&processor::read())));
     let before = counters.read();
-    let mut child = match Command::new(program).args(arguments).spawn() {
+    let mut child = match programs::of_user(program).args(arguments).spawn() {
         Ok(child) => child,
         Err(error) => {
             warn(format_args!("cannot start {}: {error}", name.shown()));
@@ -231,7 +233,7 @@ fn look(tally: &Tally, only: Option<u32>, pages: Pages, found: &mut HashMap<usiz
         let known = found.entry(space).or_default();
         let executable = seen.areas.iter().filter(|area| area.vma.perms.exec);
         known.huge = executable.flat_map(|area| area.huge_parts(pages.pmd)).collect();
-        known.originals = originals(&process, &seen.areas, pages);
+        known.originals = originals(&process, &Workers::none(), &seen.areas, pages);
         let jit = look_at_jit(&process, &seen.areas, pages).unwrap_or_default();
         known.jit = jit.into_iter().flat_map(|area| area.populated).collect();
         if known.start.is_none() {

@@ -116,15 +116,7 @@ impl Wish {
 
 /// Quotes the words for a shell.
 pub(super) fn shell(words: &[OsString]) -> String {
-    let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./=:,+@%".contains(letter);
-    let one = |word: &OsString| {
-        let shown = word.shown().to_string();
-        if !shown.is_empty() && shown.chars().all(plain) {
-            shown
-        } else {
-            format!("'{}'", shown.replace('\'', "'\\''"))
-        }
-    };
+    let one = |word: &OsString| word.word().to_string();
     words.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 

@@ -13,7 +13,7 @@ use tiexec_sys::{Pid, process};
 use tiexec_tracee::absence::Absence;
 use tiexec_tracee::threads;
 
-use super::each;
+use super::{Turn, each};
 use crate::exit;
 use crate::stdio::warn;
 
@@ -22,7 +22,7 @@ use crate::stdio::warn;
 pub(super) fn stay(
     pids: &[Pid],
     settings: &Settings,
-    mut first: impl FnMut(Pid, &mut Images, &mut Pool) -> u8,
+    mut first: impl FnMut(Pid, &mut Images, &mut Pool, Turn) -> u8,
     tell: Tell<'_>,
 ) -> u8 {
     let patterns = match Patterns::new(&settings.only, &settings.except) {
@@ -46,7 +46,7 @@ pub(super) fn stay(
         all.extend(pids);
     }
     let mut images = Images::default();
-    let one = |pid, pool: &mut Pool| first(pid, &mut images, pool);
+    let one = |pid, pool: &mut Pool, turn| first(pid, &mut images, pool, turn);
     let status = each("attach to", &all, false, one);
     if !failed_for_good(&all, settings, status)
         && let Some(follower) = Follower::new(settings, &all, watch, images, tell)

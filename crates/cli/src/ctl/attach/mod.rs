@@ -4,10 +4,12 @@ mod follow;
 mod not_found;
 mod scheduled_revert;
 mod select;
+mod turns;
 mod wait_exec;
 
 pub(crate) use not_found::is_near;
 pub(crate) use select::with_kind;
+pub(crate) use turns::{Turn, each};
 
 use std::time::Duration;
 
@@ -19,7 +21,7 @@ use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
 use tiexec_core::select::Select;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::hottest::Hot;
-use tiexec_engine::locked_target::{LONGEST, LockedTarget, carry_out, look_for_text_of_ours};
+use tiexec_engine::locked_target::{LockedTarget, carry_out, look_for_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
 use tiexec_engine::switched_off::{FILE as SWITCHED_OFF, is_switched_off};
@@ -73,8 +75,9 @@ pub(crate) fn run(options: &Attach) -> u8 {
     let mut images = Images::default();
     if options.wait_exec {
         return wait_exec::run(&options.targets, |pids| {
-            let one =
-                |pid, pool: &mut Pool| attach_one(pid, options, &settings, None, &mut images, pool);
+            let one = |pid, pool: &mut Pool, turn| {
+                attach_one(pid, options, &settings, None, &mut images, pool, turn)
+            };
             each("attach to", pids, false, one)
         });
     }
@@ -86,14 +89,14 @@ pub(crate) fn run(options: &Attach) -> u8 {
                 return super::failed_status(error.errno);
             }
         };
-        let one = |pid, pool: &mut Pool| {
-            attach_one(pid, options, &settings, Some(&hot), &mut images, pool)
+        let one = |pid, pool: &mut Pool, turn| {
+            attach_one(pid, options, &settings, Some(&hot), &mut images, pool, turn)
         };
         return each("attach to", &pids, named(&options.targets), one);
     }
     if !options.dry_run && (settings.follow || !settings.settle().is_zero()) {
-        let first = |pid, images: &mut Images, pool: &mut Pool| {
-            attach_one(pid, options, &settings, None, images, pool)
+        let first = |pid, images: &mut Images, pool: &mut Pool, turn| {
+            attach_one(pid, options, &settings, None, images, pool, turn)
         };
         let mut printed = exit::OK;
         let mut tell = |locked: &LockedTarget, attached: &Attached, report: &Report| {
@@ -102,7 +105,9 @@ pub(crate) fn run(options: &Attach) -> u8 {
         let status = follow::stay(&pids, &settings, first, &mut tell);
         return told(status, printed);
     }
-    let one = |pid, pool: &mut Pool| attach_one(pid, options, &settings, None, &mut images, pool);
+    let one = |pid, pool: &mut Pool, turn| {
+        attach_one(pid, options, &settings, None, &mut images, pool, turn)
+    };
     each("attach to", &pids, named(&options.targets), one)
 }
 
@@ -124,7 +129,7 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
             Err(status) => return status,
         }
     };
-    let one = |pid, pool: &mut Pool| revert_one(pid, options, pool);
+    let one = |pid, pool: &mut Pool, turn| revert_one(pid, options, pool, turn);
     let status = each("revert", &pids, named(&options.targets) && !options.all, one);
     match (say_unseen(&unseen), status) {
         (false, _) => status,
@@ -196,41 +201,14 @@ fn named(targets: &Targets) -> bool {
 pub(crate) fn switch(pids: &[Pid], settings: Option<&Settings>) -> u8 {
     let Some(settings) = settings else {
         let options = Revert { quiet: true, ..Revert::default() };
-        return each("revert", pids, false, |pid, pool| revert_one(pid, &options, pool));
+        let one = |pid, pool: &mut Pool, turn| revert_one(pid, &options, pool, turn);
+        return each("revert", pids, false, one);
     };
     let options = Attach { quiet: true, ..Attach::default() };
     let mut images = Images::default();
-    each("attach to", pids, false, |pid, pool| {
-        attach_one(pid, &options, settings, None, &mut images, pool)
+    each("attach to", pids, false, |pid, pool, turn| {
+        attach_one(pid, &options, settings, None, &mut images, pool, turn)
     })
-}
-
-/// Does `one` to each process, in a child process if it has other credentials. Returns the combined exit status. A
-/// process that has ended meanwhile counts only if the user `named` it.
-pub(crate) fn each(
-    doing: &str,
-    pids: &[Pid],
-    named: bool,
-    mut one: impl FnMut(Pid, &mut Pool) -> u8,
-) -> u8 {
-    let mut statuses: Vec<u8> = Vec::new();
-    let foreign: Vec<(Pid, bool)> =
-        pids.iter().map(|&pid| (pid, workers::is_foreign(pid))).collect();
-    for some in foreign.chunk_by(|one, other| one.1 == other.1) {
-        let pids: Vec<Pid> = some.iter().map(|&(pid, _)| pid).collect();
-        if some.first().is_some_and(|&(_, foreign)| foreign) {
-            let gave_up = |pid, failure: &Failure| failed(doing, pid, failure);
-            statuses.extend(workers::each_apart(&pids, LONGEST, &mut one, gave_up));
-        } else {
-            let mut pool = Pool::default();
-            statuses.extend(pids.iter().map(|&pid| one(pid, &mut pool)));
-        }
-    }
-    let status = of_all(statuses, named);
-    if status == exit::GONE && !named {
-        warn(format_args!("cannot {doing} the selected processes: all have ended"));
-    }
-    status
 }
 
 /// Combines the exit statuses of the selected processes.
@@ -268,6 +246,7 @@ fn attach_one(
     hot: Option<&Hot>,
     images: &mut Images,
     pool: &mut Pool,
+    turn: Turn,
 ) -> u8 {
     if settings.is_off() && !options.dry_run {
         let by = if is_switched_off() {
@@ -278,10 +257,11 @@ fn attach_one(
         };
         return failed("attach to", pid, &Failure::new(SkipReason::Disabled, by));
     }
-    let locked = match LockedTarget::open_with(pid, pool) {
+    let mut locked = match LockedTarget::open_with(pid, pool) {
         Ok(locked) => locked,
         Err(failure) => return failed_of("attach to", pid, &failure, &options.targets),
     };
+    locked.search = turn.search;
     if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
         return exit::GONE;
     }
@@ -293,6 +273,7 @@ fn attach_one(
     };
     let (mut attached, report) = match done {
         Ok(done) => done,
+        Err(failure) if turn.comes_again(&failure) => return turns::AGAIN,
         Err(failure) => {
             locked.record_refusal(&failure);
             return failed_of("attach to", pid, &failure, &options.targets);
@@ -314,7 +295,7 @@ fn attach_one(
     locked.record_attach(&attached);
     let mut status = say(&locked, &attached, &report, options);
     if let Some(time) = options.for_
-        && (attached.touched_it() || locked.has_text_of_ours())
+        && (attached.touched_it() || locked.has_text_of_ours() == Some(true))
     {
         let start_time = locked.start_time().unwrap_or(0);
         let of = (&locked.target.comm, pid.as_raw_nonzero());
@@ -352,14 +333,15 @@ fn say(locked: &LockedTarget, attached: &Attached, report: &Report, options: &At
     failed("attach to", locked.target.pid, failure)
 }
 
-/// Prints the line or the report. Returns whether that was written, as an exit status.
+/// Prints the line or the report. Returns whether that was written, as an exit status. If nothing was done, there is no line,
+/// because the message about the failure says everything.
 fn tell(locked: &LockedTarget, attached: &Attached, report: &Report, options: &Attach) -> u8 {
     if options.json {
         print(&(report.to_json() + "\n"))
-    } else if !options.quiet {
-        print(&line(locked, attached, report))
-    } else {
+    } else if options.quiet || attached.failure.is_some() && report.outcome != Outcome::Partial {
         exit::OK
+    } else {
+        print(&line(locked, attached, report))
     }
 }
 
@@ -416,11 +398,12 @@ pub(crate) fn line(locked: &LockedTarget, attached: &Attached, report: &Report) 
     line
 }
 
-fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
-    let locked = match LockedTarget::open_with(pid, pool) {
+fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool, turn: Turn) -> u8 {
+    let mut locked = match LockedTarget::open_with(pid, pool) {
         Ok(locked) => locked,
         Err(failure) => return failed_of("revert", pid, &failure, &options.targets),
     };
+    locked.search = turn.search;
     if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
         return exit::GONE;
     }
@@ -429,6 +412,7 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool) -> u8 {
     let all = policy.map(|policy| Policy { select: Select::ALL, ..policy });
     let reverted = match all.and_then(|all| revert(&locked.order(all))) {
         Ok(reverted) => reverted,
+        Err(failure) if turn.comes_again(&failure) => return turns::AGAIN,
         Err(failure) => return failed_of("revert", pid, &failure, &options.targets),
     };
     locked.record_revert(&reverted);

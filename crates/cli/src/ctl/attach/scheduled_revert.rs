@@ -2,9 +2,10 @@
 
 use std::io::{Read, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
+use tiexec_engine::programs::{self, Environment};
 use tiexec_sys::{Pid, process};
 
 use crate::stdio::warn;
@@ -21,7 +22,7 @@ pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io
     let start_time = start_time.to_string();
     let revert = ["revert", "--quiet", "--started-at", &start_time, &pid];
     if Path::new("/run/systemd/system").is_dir() {
-        let timer = Command::new("systemd-run")
+        let timer = programs::command("systemd-run", Environment::OfUser)
             .args(["--quiet", "--collect", "--on-active", &format!("{}ms", time.as_millis())])
             .args(["--description", &format!("TiExec: revert process {pid}"), "--"])
             .arg(&own)
@@ -33,7 +34,7 @@ pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io
         }
         warn("systemd-run made no timer: a process waits instead");
     }
-    let mut waits = Command::new(&own);
+    let mut waits = programs::command(&own, Environment::OfUser);
     waits.args(revert).args(["--after", &time.as_millis().to_string()]);
     waits.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).current_dir("/");
     let mut waits = waits.spawn()?;

@@ -8,7 +8,7 @@ use tiexec_remap::systemd_units;
 pub(crate) use tiexec_remap::systemd_units::with_kind;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::reopen::{Holding, Identity, PathFile};
+use tiexec_sys::reopen::{self, Holding, Identity, PathFile};
 
 /// Splits a list of process IDs at commas and blanks, as `pidof` and `pgrep -d,` print it.
 ///
@@ -78,7 +78,7 @@ impl Program {
         let own = rustix::process::geteuid().as_raw();
         let trusted = [Some(0), Some(own), self.file.map(|(_, owner)| owner)];
         trusted.contains(&Some(owner))
-            && exe.mount_id().is_some_and(|id| self.mounts.contains(&id))
+            && reopen::mount_id(exe).is_some_and(|id| self.mounts.contains(&id))
             && process.exe_path().is_ok_and(|path| {
                 path.strip_suffix(b" (deleted)") == Some(self.path.as_os_str().as_bytes())
             })

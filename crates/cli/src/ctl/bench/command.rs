@@ -11,6 +11,7 @@ use tiexec_advise::itlb::{Itlb, walk_event};
 use tiexec_core::addr::Pages;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::follow::tree::Tree;
+use tiexec_engine::programs;
 use tiexec_sys::counters::Counters;
 use tiexec_sys::perf_sampler::Heirs;
 use tiexec_sys::procfs::ProcDir;
@@ -72,7 +73,7 @@ impl Subject for Runs<'_> {
 
     fn measure(&mut self, arm: Arm, warmup: bool) -> Result<Measured, u8> {
         if let Some(prepare) = &self.options.prepare {
-            let mut command = Command::new("sh");
+            let mut command = programs::of_user("sh");
             command.args(["-c", prepare]).stdin(Stdio::null());
             let done = child::run(&mut command);
             if !done.as_ref().is_ok_and(ExitStatus::success) && !interrupt::asked() {
@@ -186,12 +187,13 @@ impl Runs<'_> {
         let mut words = self.options.command.iter();
         match arm {
             Arm::Plain => {
-                let mut command = Command::new(words.next().cloned().unwrap_or_default());
+                let mut command = programs::of_user(words.next().cloned().unwrap_or_default());
                 command.args(words);
                 command
             }
             Arm::Tiexec => {
-                let mut command = Command::new(&self.tiexec);
+                // tiexec becomes the user's program, which gets the same as in the other arm.
+                let mut command = programs::of_user(&self.tiexec);
                 command.args(&self.options.option).arg("--").args(words);
                 command
             }

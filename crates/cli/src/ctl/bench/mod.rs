@@ -234,11 +234,12 @@ fn doubts(bench: &Bench) -> u8 {
                 (format!("process {pid}"), "tiexecctl attach", fix)
             }
             None => {
-                let program = bench.command.first().map_or("", String::as_str).shown().to_string();
+                let program = bench.command.first().map_or("", String::as_str);
                 let fix = format!(
-                    "run tiexec --report -- {program}, which says why, or measure what it starts (--option=--follow)"
+                    "run tiexec --report -- {}, which says why, or measure what it starts (--option=--follow)",
+                    program.word()
                 );
-                (program, "tiexec", fix)
+                (program.shown().to_string(), "tiexec", fix)
             }
         };
         warn(format_args!(

@@ -2,12 +2,13 @@
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
 use tiexec_engine::locked_target::{LOOKING, has_text_of_ours};
+use tiexec_engine::programs::{self, Environment};
 use tiexec_remap::workers;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, interrupt, process, thp};
@@ -136,7 +137,7 @@ impl Slices<'_> {
             return Ok(());
         }
         self.switched = true;
-        let mut command = Command::new(&self.tiexecctl);
+        let mut command = programs::command(&self.tiexecctl, Environment::OfTiexec);
         command.arg(if arm == Arm::Plain { "revert" } else { "attach" });
         match arm {
             Arm::Plain => &mut command,
@@ -150,7 +151,7 @@ impl Slices<'_> {
             }
         };
         command.args(["--quiet", &self.pid.as_raw_nonzero().to_string()]).stdin(Stdio::null());
-        // The command gets its own process group, so that Ctrl-C does not reach it.
+        // The command gets its own process group, so that Ctrl-C does not reach it. It goes on if the bench ends: a revert must not stop halfway.
         command.process_group(0);
         match command.status() {
             Ok(status) if status.success() => Ok(()),
@@ -166,7 +167,7 @@ impl Slices<'_> {
 
     /// Runs the metric's command and reads its number.
     fn ask(&self) -> Result<f64, u8> {
-        let mut command = Command::new("sh");
+        let mut command = programs::of_user("sh");
         command.args(["-c", self.metric]).stdin(Stdio::null());
         let refuse = |why: &dyn std::fmt::Display| {
             // An interrupt also ends the command, which is no failure.

@@ -278,7 +278,7 @@ fn can_alternate(pid: Pid, process: &ProcDir, first: bool) -> Result<(), u8> {
             "cannot alternate process {number}: {} MiB of its text are on huge pages of the page cache, \
              which cannot be taken back; fix: stop it, dd if={} iflag=nocache count=0, start it",
             tiexec_core::addr::mib(huge),
-            exe.shown()
+            exe.word()
         ));
         return Err(exit::FAILED);
     }

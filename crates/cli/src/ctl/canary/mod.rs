@@ -303,7 +303,7 @@ fn of_rule(name: &str, options: &Canary) -> Result<(Selection, Settings, Canary)
         let directory = options.conf_dir.shown();
         let (where_, fix) = match rules.defects.iter().any(|defect| defect.left_out) {
             true => ("the files that can be used of ", "edit the other files".to_owned()),
-            false => ("", format!("tiexecctl rules check --conf-dir {directory}")),
+            false => ("", format!("tiexecctl rules check --conf-dir {}", options.conf_dir.word())),
         };
         let name = name.shown();
         warn(format_args!(

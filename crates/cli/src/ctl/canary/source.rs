@@ -6,14 +6,14 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{Child, ChildStderr, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
-use rustix::process::{Signal, kill_process_group};
 use serde_json::Value;
 use tiexec_core::escape::AsShown;
+use tiexec_engine::programs::{self, Environment};
 use tiexec_sys::impersonate::NOBODY;
 use tiexec_sys::interrupt;
 
@@ -106,21 +106,19 @@ pub(super) fn other_user() -> Option<&'static str> {
 /// # Errors
 /// The command failed. The text has the last line of its standard error.
 fn shell(command: &str) -> Result<String, Refusal> {
-    let mut sh = Command::new("sh");
+    let is_other = other_user().is_some();
+    // The environment of root is not for another user to see.
+    let environment = if is_other { Environment::Least } else { Environment::All };
+    let mut sh = programs::command("sh", environment);
     sh.args(["-c", command]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // With its own process group, Ctrl-C does not reach the command, and the kill below also ends its children.
-    sh.process_group(0).current_dir("/");
-    if other_user().is_some() {
-        sh.uid(NOBODY).gid(NOBODY);
+    if is_other {
+        sh.uid(NOBODY).gid(NOBODY).env("HOME", "/");
     }
-    let mut child = sh.spawn().map_err(|error| format!("it cannot be run: {error}"))?;
+    let started = programs::start_contained(sh);
+    let (mut child, leftovers) = started.map_err(|error| format!("it cannot be run: {error}"))?;
     let mut words = Words(child.stderr.take(), Vec::new());
     let told = listen(&mut child, &mut words);
-    let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
-    // The child is not reaped yet, so the kernel cannot have reused its PID.
-    if let Some(group) = group {
-        let _ended = kill_process_group(group, Signal::KILL);
-    }
+    leftovers.end(&child);
     let status = child.wait().map_err(|error| error.to_string())?;
     let output = told?;
     if status.success() {
@@ -198,7 +196,7 @@ fn listen(child: &mut Child, words: &mut Words) -> Result<String, String> {
             Err(error) => return Err(error.to_string()),
         }
         // Children of the command may keep the pipe open, so the end of the command itself counts.
-        if has_ended || (!is_open && ended(child)) {
+        if has_ended || (!is_open && programs::has_ended(child)) {
             return Ok(String::from_utf8_lossy(&output).into_owned());
         }
         if interrupt::asked() {
@@ -207,7 +205,7 @@ fn listen(child: &mut Child, words: &mut Words) -> Result<String, String> {
         if Instant::now() >= end {
             return Err(format!("it took more than {} s", PATIENCE.as_secs()));
         }
-        has_ended = ended(child);
+        has_ended = programs::has_ended(child);
         if !has_ended {
             if is_open {
                 let mut wait = [PollFd::from_borrowed_fd(pipe.as_fd(), PollFlags::IN)];
@@ -218,14 +216,6 @@ fn listen(child: &mut Child, words: &mut Words) -> Result<String, String> {
             }
         }
     }
-}
-
-/// Returns whether a child has ended, without reaping it.
-fn ended(child: &Child) -> bool {
-    use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
-    let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) else { return true };
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-    !matches!(waitid(WaitId::Pid(pid), options), Ok(None) | Err(rustix::io::Errno::INTR))
 }
 
 /// Returns the last word of a text that is a number.

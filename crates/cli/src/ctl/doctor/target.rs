@@ -11,6 +11,7 @@ use tiexec_remap::attach::look_at_jit;
 use tiexec_remap::headroom;
 use tiexec_remap::launch::restart;
 use tiexec_remap::mapped::originals;
+use tiexec_remap::workers::Workers;
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, ptrace, thp};
@@ -137,7 +138,8 @@ fn text(
     ways: Ways<'_>,
 ) -> Result<Vec<Finding>, SysError> {
     let entries = areas::look(process, pages)?.areas;
-    let files = coverage(&entries, pages, &[], &originals(process, &entries, pages));
+    let files =
+        coverage(&entries, pages, &[], &originals(process, &Workers::none(), &entries, pages));
     let sum = |field: fn(&tiexec_core::coverage::FileCoverage) -> u64| {
         files.iter().map(field).sum::<u64>()
     };

@@ -2,12 +2,15 @@
 //!
 //! The first line has a hash of the rest. TiExec changes or removes only a file whose hash is right.
 
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Mode, OFlags};
 use tiexec_core::escape::AsShown;
+use tiexec_remap::files::{self, New};
+use tiexec_remap::trusted_directory::{self, Rule, Trust};
 
 /// The file's name, which sorts after the drop-ins of packages and before most drop-ins of the administrator.
 const NAME: &str = "50-tiexec.conf";
@@ -63,23 +66,37 @@ pub(super) fn read(path: &Path) -> io::Result<State> {
 /// The drop-in is not written.
 pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
     let directory = path.parent().unwrap_or(path);
-    DirBuilder::new().recursive(true).mode(0o755).create(directory)?;
-    let mut file = tempfile::NamedTempFile::new_in(directory)?;
-    file.write_all(text.as_bytes())?;
-    file.as_file().set_permissions(Permissions::from_mode(0o644))?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    Ok(())
+    let directory = open(directory, true)?.ok_or(io::ErrorKind::NotFound)?;
+    let mut file = New::beside(&directory, NAME, 0o644)?;
+    file.file().write_all(text.as_bytes())?;
+    // The umask may have removed bits of the mode.
+    rustix::fs::fchmod(file.file(), Mode::from_raw_mode(0o644))?;
+    Ok(file.put_durably(NAME)?)
 }
+
+/// Opens the directory of a drop-in; `None` if it is missing and not to be made. systemd obeys what lies there.
+fn open(directory: &Path, make: bool) -> io::Result<Option<OwnedFd>> {
+    let user = rustix::process::geteuid().as_raw();
+    let trust = if user == 0 { Trust::Installed } else { Trust::Named };
+    let make = vec![0o755; if make { directory.components().count() } else { 0 }];
+    let opened = trusted_directory::open(directory, &Rule { user, trust, make: &make })?;
+    // Another descriptor, because one that only passes through a directory cannot sync it.
+    opened.map(|(fd, _)| Ok(rustix::fs::openat(fd, ".", READ, Mode::empty())?)).transpose()
+}
+
+const READ: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
 /// Removes a drop-in, and its directory if nothing else is there.
 ///
 /// # Errors
 /// The drop-in is not removed.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
-    fs::remove_file(path)?;
-    if let Some(directory) = path.parent() {
-        let _others_are_there = fs::remove_dir(directory);
+    let directory = path.parent().unwrap_or(path);
+    files::remove(open(directory, false)?.ok_or(io::ErrorKind::NotFound)?, NAME)?;
+    if let (Some(units), Some(name)) = (directory.parent(), directory.file_name())
+        && let Some(units) = open(units, false)?
+    {
+        let _others_are_there = files::remove_directory(units, name);
     }
     Ok(())
 }

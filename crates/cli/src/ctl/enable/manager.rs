@@ -1,9 +1,12 @@
 //! Access to a systemd manager by `systemctl`.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
+use rustix::process::Signal;
 use tiexec_core::escape::AsShown;
+use tiexec_engine::programs::{self, Environment};
+use tiexec_sys::process;
 
 use crate::ctl::attach::is_near;
 
@@ -82,7 +85,9 @@ impl Manager {
 
     fn run(self, program: &str, args: &[&str]) -> Result<Output, String> {
         let scope = self.user.then_some("--user");
-        let command = Command::new(program).args(scope).args(args).stdin(Stdio::null()).output();
+        let mut command = programs::command(program, Environment::OfUser);
+        process::end_command_with_parent(&mut command, Signal::KILL);
+        let command = command.args(scope).args(args).stdin(Stdio::null()).output();
         command.map_err(|error| format!("cannot run {program}: {error}; fix: install systemd"))
     }
 

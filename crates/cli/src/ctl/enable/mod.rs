@@ -368,9 +368,10 @@ fn own_path(manager: Manager) -> Result<String, String> {
 
 /// Reports that an edited file is kept. Returns the exit status.
 fn kept(doing: &str, path: &Path) -> u8 {
-    let path = path.shown();
     warn(format_args!(
-        "cannot {doing} {path}: it was edited by hand; fix: remove it yourself: rm {path}"
+        "cannot {doing} {}: it was edited by hand; fix: remove it yourself: rm {}",
+        path.shown(),
+        path.word()
     ));
     exit::FAILED
 }

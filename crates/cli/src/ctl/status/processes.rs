@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tiexec_core::coverage::{coverage, huge_by_backing};
 use tiexec_core::escape::AsShown;
 use tiexec_remap::mapped::originals;
+use tiexec_remap::workers::Workers;
 use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, areas, process, thp};
@@ -110,7 +111,8 @@ pub(in crate::ctl) fn look_at(process: &ProcDir) -> Told {
         Err(error) if matches!(error.errno, Errno::ACCES | Errno::PERM) => return Told::Denied,
         Err(_ended) => return Told::Gone,
     };
-    let files = coverage(&entries, pages, &[], &originals(process, &entries, pages));
+    let files =
+        coverage(&entries, pages, &[], &originals(process, &Workers::none(), &entries, pages));
     Told::Seen(Text {
         bytes: files.iter().map(|file| file.text_bytes).sum(),
         huge: files.iter().map(|file| file.huge_bytes).sum(),

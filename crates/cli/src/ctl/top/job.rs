@@ -2,7 +2,9 @@
 
 use std::io::{ErrorKind, PipeReader, Read};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
+
+use tiexec_engine::programs::{self, Environment};
 
 /// Most bytes of the command's output that are kept.
 const MOST: usize = 256 << 10;
@@ -32,7 +34,7 @@ impl Job {
         let (output, theirs) = std::io::pipe()?;
         rustix::io::ioctl_fionbio(&output, true)?;
         // This is the executable of this process, even if an upgrade has replaced the file.
-        let mut command = Command::new("/proc/self/exe");
+        let mut command = programs::command("/proc/self/exe", Environment::OfTiexec);
         command.arg0("tiexecctl").args(arguments).stdin(Stdio::null());
         command.stdout(theirs.try_clone()?).stderr(theirs);
         // A hangup of the terminal, or a signal to its foreground group, must not end an attach.

@@ -1,19 +1,24 @@
 //! Lists the shared libraries that a file needs, by the file's own `ld.so`.
 //!
-//! `ld.so --list FILE` maps the file and its libraries and prints their paths. No code of the file runs, only `ld.so`
-//! itself. So `ld.so` must be a file that only root can have installed.
+//! `ld.so --list FILE` maps the file and its libraries and prints their paths. So `ld.so` must be a file that only root
+//! can have installed. It should run no code of the file. But it maps a file at the addresses that the file asks for, and
+//! glibc does not protect `ld.so` from a malformed one ("Security" in ldd(1)). So root does not run it with root's rights.
 
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Component, Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use tiexec_core::escape::AsShown;
+use tiexec_engine::programs::{self, Environment};
+use tiexec_sys::impersonate::NOBODY;
 
 use super::elf_file::ElfFile;
-use tiexec_core::escape::AsShown;
 
 /// How long `ld.so` may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,8 +50,12 @@ pub(super) fn of(path: &Path, file: &ElfFile) -> Result<Vec<PathBuf>, String> {
     trust(&interpreter)?;
     let name = interpreter.shown();
     // The path must have a slash. Otherwise ld.so would search for a library of this name.
-    let path = std::path::absolute(path).map_err(|error| error.to_string())?;
-    let output = list(&interpreter, &path).map_err(|error| format!("{name} --list: {error}"))?;
+    let path = path.canonicalize().map_err(|error| error.to_string())?;
+    let user = if rustix::process::geteuid().is_root() { Some(reader(&path)?) } else { None };
+    let output = list(&interpreter, &path, user).map_err(|error| {
+        let who = user.map_or_else(String::new, |user| format!(" as user {user}"));
+        format!("{name} --list{who}: {error}")
+    })?;
     let mut needed = vec![interpreter.clone()];
     needed.extend(parse(&output).map_err(|error| format!("{name} --list: {error}"))?);
     Ok(needed)
@@ -85,18 +94,44 @@ fn trust(interpreter: &Path) -> Result<(), String> {
     }
 }
 
-/// Runs `ld.so --list`, with an empty environment.
-fn list(interpreter: &Path, path: &Path) -> Result<Vec<u8>, String> {
+/// Returns the user with whose rights root has `ld.so` read the file: the owner of the file, or nobody if that is root.
+///
+/// # Errors
+/// Yet another user could put another file in its place, which would then run with the owner's rights.
+fn reader(real: &Path) -> Result<u32, String> {
+    let metadata =
+        |path: &Path| path.symlink_metadata().map_err(|error| format!("{}: {error}", path.shown()));
+    let owner = metadata(real)?.uid();
+    // The members of a group gain nothing by what runs as nobody.
+    let others = if owner == 0 { 0o002 } else { 0o022 };
+    for path in real.ancestors() {
+        let metadata = metadata(path)?;
+        let (whose, mode) = (metadata.uid(), metadata.mode());
+        let is_safe = whose == 0 || whose == owner;
+        // In a sticky directory of root's, others cannot replace the owner's file.
+        let may_be_written = mode & others != 0 && !(mode & 0o1000 != 0 && whose == 0);
+        if !is_safe || may_be_written {
+            let (path, real) = (path.shown(), real.shown());
+            return Err(format!(
+                "will not have ld.so read {real}: others than its owner may replace {path}; \
+                 fix: name the libraries instead of --deps"
+            ));
+        }
+    }
+    Ok(if owner == 0 { NOBODY } else { owner })
+}
+
+/// Runs `ld.so --list`, with an empty environment, and with the rights of the user if one is given.
+fn list(interpreter: &Path, path: &Path, user: Option<u32>) -> Result<Vec<u8>, String> {
     let words = |error: std::io::Error| error.to_string();
-    let mut child = Command::new(interpreter)
-        .arg("--list")
-        .arg(path)
-        .env_clear()
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(words)?;
+    let mut command = programs::command(interpreter, Environment::Empty);
+    command.arg("--list").arg(path);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    if let Some(user) = user {
+        // std also drops all other groups.
+        command.uid(user).gid(NOBODY);
+    }
+    let (mut child, leftovers) = programs::start_contained(command).map_err(words)?;
     let (told, tells) = mpsc::channel();
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     std::thread::spawn(move || {
@@ -106,17 +141,22 @@ fn list(interpreter: &Path, path: &Path) -> Result<Vec<u8>, String> {
         let _cut = stderr.map(|pipe| pipe.take(LONGEST).read_to_end(&mut complaint));
         let _gone = told.send((output, complaint));
     });
-    let Ok((output, complaint)) = tells.recv_timeout(PATIENCE) else {
-        let _ended = child.kill();
-        let _reaped = child.wait();
-        return Err(format!("no answer in {} s", PATIENCE.as_secs()));
-    };
+    let begun = Instant::now();
+    let told = tells.recv_timeout(PATIENCE);
+    // A program that has closed its streams can still run on.
+    while told.is_ok() && !programs::has_ended(&child) && begun.elapsed() < PATIENCE {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    leftovers.end(&child);
     let status = child.wait().map_err(words)?;
+    let late = |_| format!("no answer in {} s", PATIENCE.as_secs());
+    let (output, complaint) = told.map_err(late)?;
     if status.success() {
         return Ok(output);
     }
     let complaint = String::from_utf8_lossy(&complaint);
-    Err(complaint.lines().next().map_or_else(|| status.to_string(), str::to_owned))
+    let line = complaint.lines().next();
+    Err(line.map_or_else(|| status.to_string(), |line| line.shown().to_string()))
 }
 
 /// Reads the lines of `ld.so --list`: `NAME => PATH (ADDRESS)` or `PATH (ADDRESS)`; a name without

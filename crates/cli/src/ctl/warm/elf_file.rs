@@ -11,6 +11,7 @@ use rustix::fs::Advice;
 use tiexec_core::elf::{ElfFacts, ElfHeader, interpreter_part};
 use tiexec_core::escape::AsShown;
 use tiexec_core::script;
+use tiexec_remap::trusted_directory::{self, Rule, Trust};
 
 use crate::exit;
 use tiexec_engine::launch::image_file::{PREFIX, open, program_headers, read_up_to};
@@ -36,20 +37,32 @@ impl ElfFile {
     /// # Errors
     /// The reason in words, with the exit status for it.
     pub(super) fn open(path: &Path) -> Result<Self, (String, u8)> {
-        let io = |error: std::io::Error| {
-            let status = match error.kind() {
-                ErrorKind::PermissionDenied => exit::NOT_PERMITTED,
-                _ => exit::FAILED,
-            };
-            let errno = error.raw_os_error().map(tiexec_sys::Errno);
-            (errno.map_or_else(|| error.to_string(), |errno| errno.to_string()), status)
-        };
-        let wrong = |what: &str| (what.to_owned(), exit::FAILED);
         // The kind of the file is checked before the open, because opening a device can have effects.
         if !path.metadata().map_err(io)?.is_file() {
             return Err(wrong("not a regular file"));
         }
-        let file = open(path).map_err(io)?;
+        Self::of(open(path).map_err(io)?)
+    }
+
+    /// Opens a file that no other user chose. Others may choose which libraries `ld.so` lists, for example by the RPATH of
+    /// a library.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(super) fn open_trusted(path: &Path) -> Result<Self, (String, u8)> {
+        let user = rustix::process::geteuid();
+        if !user.is_root() {
+            return Self::open(path);
+        }
+        let rule = Rule { user: user.as_raw(), trust: Trust::Installed, make: &[] };
+        let file = trusted_directory::open_file(path, &rule).map_err(|distrust| {
+            let fix = if distrust.source.is_none() { "; fix: name the file itself" } else { "" };
+            (format!("{distrust}{fix}"), exit::FAILED)
+        })?;
+        Self::of(file)
+    }
+
+    fn of(file: File) -> Result<Self, (String, u8)> {
         let metadata = file.metadata().map_err(io)?;
         if !metadata.is_file() {
             return Err(wrong("not a regular file"));
@@ -82,6 +95,19 @@ impl ElfFile {
         let identity = (metadata.dev(), metadata.ino());
         Ok(Self { file, facts, interpreter, identity, owner: metadata.uid() })
     }
+}
+
+fn io(error: std::io::Error) -> (String, u8) {
+    let status = match error.kind() {
+        ErrorKind::PermissionDenied => exit::NOT_PERMITTED,
+        _ => exit::FAILED,
+    };
+    let errno = error.raw_os_error().map(tiexec_sys::Errno);
+    (errno.map_or_else(|| error.to_string(), |errno| errno.to_string()), status)
+}
+
+fn wrong(what: &str) -> (String, u8) {
+    (what.to_owned(), exit::FAILED)
 }
 
 /// Reads a path that ends in a zero byte.

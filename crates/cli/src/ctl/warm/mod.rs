@@ -89,7 +89,7 @@ impl Run<'_> {
 
     /// Does one file of the command line and, with `--deps`, the libraries that it needs.
     fn named(&mut self, path: &Path) {
-        let Some(file) = self.open(path) else { return };
+        let Some(file) = self.opened(path, ElfFile::open(path)) else { return };
         // The libraries are listed before the file is warmed, because ld.so maps the file while it lists them.
         let needed = if self.options.deps { closure::of(path, &file) } else { Ok(Vec::new()) };
         self.file(path, &file);
@@ -102,13 +102,13 @@ impl Run<'_> {
     }
 
     fn dependency(&mut self, path: &Path) {
-        if let Some(file) = self.open(path) {
+        if let Some(file) = self.opened(path, ElfFile::open_trusted(path)) {
             self.file(path, &file);
         }
     }
 
-    fn open(&mut self, path: &Path) -> Option<ElfFile> {
-        match ElfFile::open(path) {
+    fn opened(&mut self, path: &Path, opened: Result<ElfFile, (String, u8)>) -> Option<ElfFile> {
+        match opened {
             Ok(file) => Some(file),
             Err((error, status)) => {
                 self.failed(path, &error, status);
@@ -153,7 +153,7 @@ impl Run<'_> {
             return;
         }
         let pmd = self.pages.pmd.bytes();
-        let fix = obstacle.reason.fix_for(Some(&path.shown().to_string()));
+        let fix = obstacle.reason.fix_for(Some(&path.word().to_string()));
         warn(format_args!(
             "cannot warm {} of {} huge pages of {}: {}{}",
             missing / pmd,

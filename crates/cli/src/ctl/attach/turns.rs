@@ -1,0 +1,103 @@
+//! Treats several processes, each in its turn.
+//!
+//! At any moment, some processes of a family are in calls that a stop would cut short. Each process gets a short turn first.
+//! Those that had no suitable moment get more turns, so that all of them wait at the same time.
+
+use std::time::{Duration, Instant};
+
+use tiexec_core::skip::FailureKind;
+use tiexec_engine::locked_target::{LONGEST, Search};
+use tiexec_remap::Failure;
+use tiexec_remap::workers::{self, Pool};
+use tiexec_sys::Pid;
+
+use super::{failed, of_all};
+use crate::exit;
+use crate::stdio::warn;
+
+/// How long a turn searches for a suitable moment.
+const TURN: Duration = Duration::from_millis(30);
+/// How long the processes that had no suitable moment in their first turn get more turns.
+const TOGETHER: Duration = Duration::from_secs(1);
+
+/// The status of a process whose turn comes again. Never the exit status of a command.
+pub(super) const AGAIN: u8 = u8::MAX;
+
+/// One process's turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Turn {
+    /// The search for a suitable moment in this turn.
+    pub search: Search,
+    /// True if the process gets no other turn.
+    last: bool,
+}
+
+impl Turn {
+    /// Returns the first turn of each of `count` processes.
+    fn first(count: usize) -> Self {
+        match count {
+            0 | 1 => Self { search: Search::ONLY, last: true },
+            _ => Self { search: Search { patience: TURN, looked: Duration::ZERO }, last: false },
+        }
+    }
+
+    /// Returns the next turn, if the first turns ended so long ago.
+    fn next(self, ago: Duration) -> Self {
+        let looked = self.search.looked + self.search.patience;
+        Self { search: Search { looked, ..self.search }, last: ago >= TOGETHER }
+    }
+
+    /// Returns whether a later turn may find what this one has not: the failure is not to be reported.
+    pub(super) fn comes_again(self, failure: &Failure) -> bool {
+        !self.last && failure.reason == FailureKind::NoThread
+    }
+}
+
+/// Does `one` to each process, in a child process if it has other credentials. Returns the combined exit status. A
+/// process that has ended meanwhile counts only if the user `named` it.
+pub(crate) fn each(
+    doing: &str,
+    pids: &[Pid],
+    named: bool,
+    mut one: impl FnMut(Pid, &mut Pool, Turn) -> u8,
+) -> u8 {
+    let mut statuses: Vec<(Pid, u8)> = pids.iter().map(|&pid| (pid, AGAIN)).collect();
+    let mut turn = Turn::first(pids.len());
+    let mut since = None;
+    loop {
+        let waiting: Vec<Pid> =
+            statuses.iter().filter(|(_, status)| *status == AGAIN).map(|(pid, _)| *pid).collect();
+        if waiting.is_empty() {
+            break;
+        }
+        let done = one_turn_each(doing, &waiting, |pid, pool| one(pid, pool, turn));
+        let waited = statuses.iter_mut().filter(|(_, status)| *status == AGAIN);
+        for ((_, status), done) in waited.zip(done) {
+            *status = done;
+        }
+        turn = turn.next(since.get_or_insert_with(Instant::now).elapsed());
+    }
+    let status = of_all(statuses.into_iter().map(|(_, status)| status).collect(), named);
+    if status == exit::GONE && !named {
+        warn(format_args!("cannot {doing} the selected processes: all have ended"));
+    }
+    status
+}
+
+/// Does `one` to each process once. Returns the statuses.
+fn one_turn_each(doing: &str, pids: &[Pid], mut one: impl FnMut(Pid, &mut Pool) -> u8) -> Vec<u8> {
+    let mut statuses = Vec::new();
+    let foreign: Vec<(Pid, bool)> =
+        pids.iter().map(|&pid| (pid, workers::is_foreign(pid))).collect();
+    for some in foreign.chunk_by(|one, other| one.1 == other.1) {
+        let pids: Vec<Pid> = some.iter().map(|&(pid, _)| pid).collect();
+        if some.first().is_some_and(|&(_, foreign)| foreign) {
+            let gave_up = |pid, failure: &Failure| failed(doing, pid, failure);
+            statuses.extend(workers::each_apart(&pids, LONGEST, &mut one, gave_up));
+        } else {
+            let mut pool = Pool::default();
+            statuses.extend(pids.iter().map(|&pid| one(pid, &mut pool)));
+        }
+    }
+    statuses
+}

@@ -1,0 +1,3 @@
+module go_deadlines
+
+go 1.19

@@ -1,0 +1,75 @@
+// A server and its client in one process. Reads time out every 10 ms on one connection; on the others, each page must be whole. The
+// program ends with 7 for a line on stdin, and with 1 for any other error.
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"runtime"
+	"time"
+)
+
+// The first thread has a stack of the kernel's, on which TiExec can work. It only waits, on that stack.
+func init() { runtime.LockOSThread() }
+
+func check(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func waitInVain(conn net.Conn) {
+	for {
+		check(conn.SetReadDeadline(time.Now().Add(10 * time.Millisecond)))
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			check(fmt.Errorf("a read without data: %w", err))
+		}
+	}
+}
+
+func main() {
+	page := bytes.Repeat([]byte("go and its bytes "), 1<<19)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	check(err)
+	server := &http.Server{
+		Handler:      http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(page) }),
+		ReadTimeout:  20 * time.Second,
+		WriteTimeout: 20 * time.Second,
+	}
+	go server.Serve(listener)
+	go func() {
+		client := &http.Client{Timeout: 20 * time.Second}
+		for {
+			answer, err := client.Get("http://" + listener.Addr().String())
+			check(err)
+			body, err := io.ReadAll(answer.Body)
+			check(err)
+			answer.Body.Close()
+			if !bytes.Equal(body, page) {
+				check(errors.New("another page"))
+			}
+		}
+	}()
+	idle, err := net.Listen("tcp", "127.0.0.1:0")
+	check(err)
+	silent, err := net.Dial("tcp", idle.Addr().String())
+	check(err)
+	conn, err := idle.Accept()
+	check(err)
+	go waitInVain(conn)
+	fmt.Println("ready")
+	asked := make(chan bool)
+	go func() {
+		os.Stdin.Read(make([]byte, 1))
+		asked <- true
+	}()
+	<-asked
+	silent.Close()
+	os.Exit(7)
+}
