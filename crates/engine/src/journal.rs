@@ -30,7 +30,7 @@ pub struct Record<'a> {
 impl Record<'_> {
     /// Writes the record, if somebody listens.
     pub fn write(&self) {
-        let Some(socket) = socket() else { return };
+        let Some(listener) = Listener::find() else { return };
         let process = &self.target.process;
         let exe = process.exe_path().unwrap_or_default();
         let exe = exe.shown();
@@ -47,18 +47,18 @@ impl Record<'_> {
              TIEXEC_PID={pid}\nTIEXEC_EXE={exe}\nTIEXEC_BUILD_ID={build_id}\nTIEXEC_BYTES={bytes}\n\
              TIEXEC_RESULT={result}\nTIEXEC_UID={uid}\n"
         );
-        send(&socket, &fields, &message);
+        listener.send(&fields, &message);
     }
 }
 
 /// Writes that text of a program is left on base pages, if somebody listens. No part of `message` may hold a line end.
 pub fn note(message: &str, pid: Pid) {
-    let Some(socket) = socket() else { return };
+    let Some(listener) = Listener::find() else { return };
     let pid = pid.as_raw_nonzero();
     let fields = format!(
         "MESSAGE={message}\nPRIORITY=6\nSYSLOG_IDENTIFIER=tiexec\nTIEXEC_ACTION=start\nTIEXEC_PID={pid}\n"
     );
-    send(&socket, &fields, message);
+    listener.send(&fields, message);
 }
 
 /// The `MESSAGE_ID` of a crash after a switch (journalctl(1)).
@@ -66,26 +66,41 @@ pub const CRASH: &str = "5c1d9f0e6b8a4f1cb1a7c2f0d3e49a61";
 
 /// Writes that a program has crashed soon after a switch, at priority err. No part of `message` may hold a line end.
 pub fn crash(message: &str, pid: Pid, build_id: &str, rule: &str) {
-    let Some(socket) = socket() else { return };
+    let Some(listener) = Listener::find() else { return };
     let pid = pid.as_raw_nonzero();
     let fields = format!(
         "MESSAGE={message}\nPRIORITY=3\nMESSAGE_ID={CRASH}\nSYSLOG_IDENTIFIER=tiexec\nTIEXEC_ACTION=crash\n\
          TIEXEC_PID={pid}\nTIEXEC_BUILD_ID={build_id}\nTIEXEC_RULE={rule}\n"
     );
-    send(&socket, &fields, message);
+    listener.send(&fields, message);
 }
 
-fn socket() -> Option<UnixDatagram> {
-    let socket = UnixDatagram::unbound().ok()?;
-    // A full log must not block this process.
-    socket.set_nonblocking(true).ok()?;
-    Some(socket)
+/// The log that takes the records.
+enum Listener {
+    Journal(UnixDatagram),
+    Syslog(UnixDatagram),
 }
 
-fn send(socket: &UnixDatagram, fields: &str, message: &str) {
-    if socket.send_to(fields.as_bytes(), JOURNAL).is_err() {
-        let own = std::process::id();
-        let line = format!("<{PRIORITY}>tiexec[{own}]: {message}");
-        let _nobody_listens = socket.send_to(line.as_bytes(), SYSLOG);
+impl Listener {
+    /// Returns the journal, or else the system log; `None` if nobody listens.
+    fn find() -> Option<Self> {
+        let connected = |to: &str| {
+            let socket = UnixDatagram::unbound().ok()?;
+            // A full log must not block this process.
+            socket.set_nonblocking(true).ok()?;
+            socket.connect(to).is_ok().then_some(socket)
+        };
+        connected(JOURNAL).map(Self::Journal).or_else(|| connected(SYSLOG).map(Self::Syslog))
+    }
+
+    /// Sends a record, by its fields or by its message alone. It is lost if the log is full.
+    fn send(&self, fields: &str, message: &str) {
+        let _lost = match self {
+            Self::Journal(socket) => socket.send(fields.as_bytes()),
+            Self::Syslog(socket) => {
+                let own = std::process::id();
+                socket.send(format!("<{PRIORITY}>tiexec[{own}]: {message}").as_bytes())
+            }
+        };
     }
 }

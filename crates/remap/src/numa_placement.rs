@@ -1,6 +1,7 @@
 //! The NUMA nodes on which TiExec puts copies, and those on which text lies.
 
 use std::fs::File;
+use std::sync::OnceLock;
 
 use tiexec_core::addr::{Pages, RemoteAddr};
 use tiexec_core::area::Area;
@@ -24,6 +25,12 @@ pub(crate) fn turns(numa: Option<Numa>, process: &ProcDir) -> Result<Vec<u32>, F
     let stat = process.read("stat").map_err(Failure::unreadable)?;
     let home = stat::processor(&stat).map_or(0, node_of_processor);
     numa.turns(&usable_nodes(), home).map_err(Failure::of(FailureKind::Numa))
+}
+
+/// Returns whether the machine had more than one node with memory at the first call.
+pub(crate) fn has_several_nodes() -> bool {
+    static SEVERAL: OnceLock<bool> = OnceLock::new();
+    *SEVERAL.get_or_init(|| nodes_with_memory().len() > 1)
 }
 
 /// The most bytes of text whose pages are looked up. No program has as much, but it may map a file that claims more

@@ -84,7 +84,15 @@ fn by_mapping(process: &ProcDir, vma: &Vma) -> Result<Option<PathFile>, Failure>
     if let Err(SysError { errno: Errno::PERM | Errno::ACCES, .. }) = file {
         return Ok(None);
     }
-    // The mapping may have become another one since it was examined, and its link then leads to another file.
+    // The mapping may have become another one since it was examined, and its link then leads to another file. On most file
+    // systems the file itself tells that.
+    let is_that_of = |identity: Identity| {
+        identity.device == (vma.file.major, vma.file.minor) && identity.inode == vma.file.inode
+    };
+    let file = match file {
+        Ok(file) if file.identity().is_ok_and(is_that_of) => return Ok(Some(file)),
+        other => other,
+    };
     let maps = process.open_file("maps", false).map_err(Failure::unreadable)?;
     match procmap_query::first_changed(&maps, &[vma]).map_err(Failure::unreadable)? {
         None => file.map(Some).map_err(gone(vma)),

@@ -24,9 +24,10 @@ use crate::workers::Workers;
 /// # Errors
 /// `target_gone`, `ptrace_denied`, `proc_unavailable`.
 pub(crate) fn look(order: &AttachOrder<'_>) -> Result<Seen, Failure> {
-    let AttachOrder { target: Target { space, process, .. }, workers, policy, .. } = *order;
+    let AttachOrder { target, workers, policy, .. } = *order;
+    let Target { space, process, .. } = target;
     let mut seen = areas::look_at(space, process, policy.pages).map_err(Failure::unreadable)?;
-    if seen.smaps_for.is_none() && may_be_guarded(process, workers, &seen.areas) {
+    if seen.smaps_for.is_none() && may_be_guarded(target, workers, &seen.areas) {
         let told = areas::by_smaps(process).map_err(Failure::unreadable)?;
         for area in &mut seen.areas {
             // A mapping that changed between the two reads counts as unguarded here; the switch detects the change.
@@ -42,8 +43,11 @@ pub(crate) fn look(order: &AttachOrder<'_>) -> Result<Seen, Failure> {
 /// Returns whether text may be guarded or tagged. It may be guarded if the processor has guards and a file of the
 /// process requests them. It may be tagged if the processor has memory tags, which a program can give to mappings
 /// of a tmpfs. (Copies of ours are guarded if the text before them was.)
-fn may_be_guarded(process: &ProcDir, workers: &Workers, areas: &[Area]) -> bool {
-    let Some(auxv) = process.read("auxv").ok().filter(|_| arch::GUARDS_TEXT) else { return false };
+fn may_be_guarded(target: &Target, workers: &Workers, areas: &[Area]) -> bool {
+    if !arch::GUARDS_TEXT {
+        return false;
+    }
+    let Ok(auxv) = target.space.auxv() else { return false };
     let has = auxv::get(&auxv, auxv::AT_HWCAP2).unwrap_or(0);
     let texts = areas.iter().map(|area| &area.vma).filter(|vma| vma.is_text());
     if arch::has_tags(has) {
@@ -57,7 +61,7 @@ fn may_be_guarded(process: &ProcDir, workers: &Workers, areas: &[Area]) -> bool 
     arch::has_guards(has) && { texts }.any(|vma| {
         let first = !known.contains(&vma.file);
         known.push(vma.file);
-        first && (is_ours(vma) || asks(process, workers, vma).unwrap_or(true))
+        first && (is_ours(vma) || asks(&target.process, workers, vma).unwrap_or(true))
     })
 }
 

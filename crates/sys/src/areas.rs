@@ -172,7 +172,10 @@ fn by_scan(
                 return Ok(Area::of(vma));
             }
             let range = vma.range.start().get()..vma.range.end().get();
-            let page_size = page_sizes.of_vma(&vma, pages);
+            let page_size = match could_be_of_a_pool(&vma) {
+                true => page_sizes.of_vma(&vma, pages),
+                false => pages.base.bytes(),
+            };
             let mut area = Area { page_size, ..Area::of(vma) };
             // Nothing in it can be huge. Most libraries are so small.
             if page_size == pages.base.bytes() && area.vma.range.align_inward(pages.pmd).is_none() {
@@ -188,6 +191,14 @@ fn by_scan(
             Ok(area)
         })
         .collect()
+}
+
+/// Returns whether a mapping could have pages of the hugetlb pool: it then begins and ends at a multiple of their size
+/// (`hugetlbfs_file_mmap` in `fs/hugetlbfs/inode.c`).
+fn could_be_of_a_pool(vma: &Vma) -> bool {
+    /// The smallest size of any pool: 16 entries of the lowest table, on aarch64.
+    const SMALLEST: u64 = 64 << 10;
+    (vma.range.start().get() | vma.range.end().get()) & (SMALLEST - 1) == 0
 }
 
 /// The ways to learn the page size of a mapping.

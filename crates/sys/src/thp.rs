@@ -1,6 +1,7 @@
 //! Page sizes, also those of the hugetlb pool, and THP settings, read from the kernel.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::order;
@@ -32,8 +33,16 @@ pub fn pages_of_pool(size: PageSize) -> Option<Pages> {
 }
 
 /// Returns the page sizes, or `None` if the kernel has no THP (or `/sys` is not mounted and the PMD
-/// size is not known).
+/// size is not known). This asks the kernel until it has an answer.
 pub fn pages() -> Option<Pages> {
+    static FOUND: OnceLock<Pages> = OnceLock::new();
+    match FOUND.get() {
+        Some(&found) => Some(found),
+        None => find_pages().map(|found| *FOUND.get_or_init(|| found)),
+    }
+}
+
+fn find_pages() -> Option<Pages> {
     let base = base_page()?;
     let text = std::fs::read_to_string(format!("{DIRECTORY}/hpage_pmd_size")).ok();
     let pmd = match text {

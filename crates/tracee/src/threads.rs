@@ -163,5 +163,6 @@ pub fn start_time(process: &ProcDir, tid: Pid) -> Option<u64> {
 /// Returns the first thread of `pid` that has not ended. If the first thread of a process has ended, `/proc/PID`
 /// shows nothing of the process.
 pub fn first_alive(process: &ProcDir, pid: Pid) -> Option<Pid> {
-    list(process, pid).into_iter().find(|&tid| alive(process, tid).is_some())
+    let is_alive = |&tid: &Pid| alive(process, tid).is_some();
+    if is_alive(&pid) { Some(pid) } else { list(process, pid).into_iter().find(is_alive) }
 }

@@ -164,10 +164,12 @@ fn ids(value: &[u8]) -> Vec<u32> {
 
 /// Returns the thread's credentials; `None` if a line is missing.
 pub fn credentials(text: &[u8]) -> Option<Credentials> {
-    let has = |key: &[u8]| lines(text).any(|(_, line)| line.starts_with(key));
     let keys: [&[u8]; 8] =
         [b"Uid:", b"Gid:", b"Groups:", b"CapInh:", b"CapPrm:", b"CapEff:", b"CapBnd:", b"CapAmb:"];
-    keys.into_iter().all(has).then(|| parse(text).credentials)
+    let is_one = |line: &[u8]| keys.iter().any(|key| line.starts_with(key));
+    // The kernel writes each line once.
+    let found = lines(text).filter(|(_, line)| is_one(line)).count();
+    (found == keys.len()).then(|| parse(text).credentials)
 }
 
 /// Returns the NUMA nodes whose memory the process may have (cpuset(7)); `None` if the kernel does not report them.

@@ -30,15 +30,15 @@ use super::switching::{Staging, Switching};
 use super::texts::{Looking, Texts, reserved};
 use super::written::Written;
 use super::{
-    AttachOrder, Attached, Done, PrivateCopies, ThpOn, file_passing, has_locked_memory, mappings,
-    probe, residue, surroundings, thp_is_off,
+    AttachOrder, Attached, Done, PrivateCopies, ThpOn, file_passing, mappings, probe, residue,
+    surroundings, thp_is_off,
 };
 use crate::image::{Memory, Source};
 use crate::images::{Image, Images};
 use crate::policy::Policy;
 use crate::switch;
 use crate::target_file::TargetFile;
-use crate::workers::OpenApart;
+use crate::workers::{OpenApart, Wanted};
 use crate::{headroom, mapped, numa_placement, snapshot};
 
 /// The result of all work that can be done beside a process.
@@ -196,7 +196,8 @@ pub(crate) fn prepare(
     let Policy { pages, edges, .. } = order.policy;
     let mut texts = Texts::read(&Looking { order, written: &written, deadline }, &entries);
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let reserved = reserved(&order.target.process, &entries, pages);
+    let status = order.target.process.status().unwrap_or_default();
+    let reserved = reserved(&order.target.process, &status, &vmas, pages);
     let around = Around { pages, policy: edges, vmas: &vmas, reserved: &reserved };
     let mut plan = plan_running(&around, &texts.texts);
     let (mut stored, mut setback) = (Vec::new(), None);
@@ -227,7 +228,7 @@ pub(crate) fn prepare(
         bytes_copied: 0,
         smaps_for,
     };
-    let locks = has_locked_memory(&order.target.process);
+    let locks = status.locked > 0;
     // If smaps was read, it has shown which text has keys.
     let keys = smaps_for.is_none() && process::has_protection_keys();
     let (staged, edges, touched) = (Vec::new(), Vec::new(), Vec::new());
@@ -307,19 +308,11 @@ fn stage(
     if backing == Backing::Store {
         return stored::image(stored, vma, spans).map(Arc::new);
     }
-    if backing == Backing::Image {
-        let bytes = spans.iter().map(|span| span.range.len()).sum();
-        if order.workers.reader().is_some() && bytes > MOST_FOR_OTHERS {
-            let (text, most) = (mib(bytes), mib(MOST_FOR_OTHERS));
-            let what = format!("{text} MiB of text of another user's process ({most} MiB at most)");
-            return Err(Failure::new(FailureKind::MemoryHeadroom, what));
-        }
-        // The memory cgroup of the reader pays, which is the process's; without a reader, this process's own pays.
-        let this = ProcDir::this_process().map_err(Failure::unreadable)?;
-        headroom::check(
-            if order.workers.reader().is_some() { &order.target.process } else { &this },
-            bytes,
-        )?;
+    let bytes = spans.iter().map(|span| span.range.len()).sum();
+    if backing == Backing::Image && order.workers.reader().is_some() && bytes > MOST_FOR_OTHERS {
+        let (text, most) = (mib(bytes), mib(MOST_FOR_OTHERS));
+        let what = format!("{text} MiB of text of another user's process ({most} MiB at most)");
+        return Err(Failure::new(FailureKind::MemoryHeadroom, what));
     }
     let gone = || Failure::new(FailureKind::FileGone, vma.path().shown());
     let file = texts.file(vma).ok_or_else(gone)?;
@@ -330,13 +323,28 @@ fn stage(
     let memory = Memory { backing, pages: order.policy.pages, nodes: &nodes };
     match file {
         TargetFile::Here(file) => {
+            if backing == Backing::Image {
+                headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, bytes)?;
+            }
             let (source, user) = (Source { file, parts }, order.target.space.memory());
             images.get(source, name, spans, memory, Some(user), deadline)
         }
         TargetFile::Apart(opened) => {
-            let OpenApart { reader, id, .. } = &**opened;
-            let image = reader.make_image(*id, parts, name, spans, memory, deadline)?;
-            Ok(Arc::new(image))
+            let pages = order.policy.pages;
+            let (spans, parts) = (spans.to_vec(), parts.cloned());
+            let wanted = Wanted { spans, parts, backing, pages, nodes: nodes.clone() };
+            if let Some(image) = opened.image(&wanted) {
+                return Ok(image);
+            }
+            // The memory cgroup of the reader pays, which is the process's.
+            if backing == Backing::Image {
+                headroom::check(&order.target.process, bytes)?;
+            }
+            let (OpenApart { reader, id, .. }, parts) = (&**opened, wanted.parts.as_ref());
+            let image = reader.make_image(*id, parts, name, &wanted.spans, memory, deadline)?;
+            let image = Arc::new(image);
+            opened.note_image(wanted, &image);
+            Ok(image)
         }
     }
 }

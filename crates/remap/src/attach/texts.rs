@@ -15,7 +15,9 @@ use tiexec_core::plan::{Backing, RunningText};
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::{FileId, Perms, Vma};
 use tiexec_core::proc::stat;
+use tiexec_core::proc::status::Status;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
+use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 
@@ -77,7 +79,7 @@ impl Texts {
         let mut found = Self::default();
         let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
         let Policy { pages, sources, select, .. } = looking.order.policy;
-        let main = main_file(&looking.order.target.process, entries);
+        let main = main_file(&looking.order.target.space, entries);
         let unselected = |vma: &Vma| {
             let selected = if main == Some(vma.file) { select.main } else { select.dso };
             (!selected).then_some(SkipReason::NotSelected.into())
@@ -253,8 +255,8 @@ impl Texts {
 
 /// Returns the main executable's file: the file that maps the program headers. (The entry point may lie in an image
 /// of ours.)
-fn main_file(process: &ProcDir, entries: &[Area]) -> Option<FileId> {
-    let auxv = process.read("auxv").ok()?;
+fn main_file(space: &AddressSpace, entries: &[Area]) -> Option<FileId> {
+    let auxv = space.auxv().ok()?;
     let headers = RemoteAddr::new(auxv::get(&auxv, auxv::AT_PHDR)?);
     let entry = entries.iter().find(|entry| entry.vma.range.contains(headers))?;
     entry.vma.is_file_backed().then_some(entry.vma.file)
@@ -312,11 +314,9 @@ fn leave(entry: &Area, pages: Pages) -> Option<Reason> {
 }
 
 /// Returns the addresses that no edge may cover: where the heap and stacks grow.
-pub(crate) fn reserved(process: &ProcDir, entries: &[Area], pages: Pages) -> Reserved {
-    let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
+pub(crate) fn reserved(process: &ProcDir, status: &Status, vmas: &[Vma], pages: Pages) -> Reserved {
     let layout = process.read("stat").ok().and_then(|text| stat::layout(&text).ok());
     let start_brk = layout.map(|layout| layout.start_brk);
-    let status = process.status().unwrap_or_default();
     // The kernel says how much memory grows down (MAP_GROWSDOWN) or is a shadow stack, which has a guard of its own
     // below it. If that is more than the stack, any VMA of a stack's kind could be one of them.
     let is_stack = |vma: &&Vma| vma.name == b"[stack]";
@@ -325,7 +325,7 @@ pub(crate) fn reserved(process: &ProcDir, entries: &[Area], pages: Pages) -> Res
         let like_one = !vma.is_file_backed() && !vma.perms.is_none() && !vma.perms.shared;
         is_stack(&vma) || status.stack != stack && like_one
     };
-    Reserved::find(&vmas, start_brk, pages, could_be_one)
+    Reserved::find(vmas, start_brk, pages, could_be_one)
 }
 
 /// Most mappings of a file whose place is in doubt. To examine more takes too long.

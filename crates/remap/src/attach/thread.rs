@@ -1,6 +1,7 @@
 //! Finds the thread to stop: it must take a stop well, and its seccomp filters must allow the calls.
 
 use std::error::Error;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use tiexec_core::order;
@@ -430,8 +431,8 @@ impl Obstacles {
 /// # Errors
 /// `ptrace_denied`.
 pub(super) fn permitted(target: &Target) -> Result<(), Failure> {
-    // Other code reports that the process has ended.
-    let Some((tid, _)) = alive(target).into_iter().next() else { return Ok(()) };
+    // Other code reports that this thread, or the process, has ended.
+    let tid = target.task;
     match threads::may_look(&target.process, tid) {
         Err(error @ SysError { errno: Errno::PERM | Errno::ACCES, .. })
             if threads::alive(&target.process, tid).is_some() =>
@@ -458,8 +459,9 @@ fn alive(target: &Target) -> Vec<(Pid, Status)> {
 /// The threads' filters, as far as this process knows them.
 #[derive(Debug)]
 pub(super) struct KnownFilters {
-    /// True if this process may read filters, as far as it knows. If not, no thread is stopped only to find out.
-    readable: bool,
+    /// True if this process may read filters, as far as it knows. If not, no thread is stopped only to find out. Found out
+    /// when a thread has filters.
+    readable: OnceLock<bool>,
     /// The filters that the process has in common with this one: how many, and what they allow.
     common: Option<(u32, Filters)>,
 }
@@ -467,18 +469,23 @@ pub(super) struct KnownFilters {
 impl KnownFilters {
     /// Tries the filters that must be tried. This process must have one thread.
     pub(super) fn find(order: &AttachOrder<'_>, calls: &[&[ManifestEntry]]) -> Self {
-        const SYS_ADMIN: u64 = 1 << 21;
-        let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
-        let readable = own.credentials.effective() & SYS_ADMIN != 0 && own.seccomp == 0;
         let count = order.common_filters;
-        let as_many = count > 0 && own.seccomp_filters == Some(count);
+        let as_many = count > 0 && own_status().seccomp_filters == Some(count);
         let common = as_many.then(|| (count, Filters::tried(calls)));
-        Self { readable, common }
+        Self { readable: OnceLock::new(), common }
+    }
+
+    fn are_readable(&self) -> bool {
+        const SYS_ADMIN: u64 = 1 << 21;
+        *self.readable.get_or_init(|| {
+            let own = own_status();
+            own.credentials.effective() & SYS_ADMIN != 0 && own.seccomp == 0
+        })
     }
 
     /// Returns whether the filters of this thread, which has some, can become known.
     fn tell(&self, thread: &Status) -> bool {
-        self.readable || self.tried(thread).is_some()
+        self.tried(thread).is_some() || self.are_readable()
     }
 
     fn tried(&self, thread: &Status) -> Option<&Filters> {
@@ -494,6 +501,10 @@ impl KnownFilters {
             _ => Filters::Unknown(STRICT.to_owned()),
         }
     }
+}
+
+fn own_status() -> Status {
+    ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default()
 }
 
 const STRICT: &str = "it is in seccomp's strict mode: no call but read, write and exit";

@@ -21,7 +21,10 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let none = |_gone| Seen { areas: Vec::new(), smaps_for: None };
     let Seen { areas: mut entries, smaps_for } =
         areas::look_at(&order.target.space, process, order.policy.pages).unwrap_or_else(none);
-    numa_placement::tell(order.target.pid, &mut entries, order.policy.pages);
+    // On a machine with one node, this would say only how much of the text is in memory.
+    if numa_placement::has_several_nodes() {
+        numa_placement::tell(order.target.pid, &mut entries, order.policy.pages);
+    }
     store::memory::tell(&mut entries);
     let plan = &attached.plan;
     // The order's pages, with which the plan was made, may have another size.

@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::config::EdgePolicy;
@@ -12,6 +14,7 @@ use tiexec_core::rebase::MainImage;
 use tiexec_core::report::Restart;
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::reopen::{PathFile, Version};
 use tiexec_tracee::Failure;
 
 use crate::open_mapped::open_exe;
@@ -57,6 +60,40 @@ pub fn plan(process: &ProcDir, edges: EdgePolicy, pages: Pages) -> Result<Starte
     })
 }
 
+/// How long a plan counts for other processes of the same program. A family of processes is looked at one after the other.
+const RECENT: Duration = Duration::from_secs(1);
+
+/// What a plan rests on, beside the page cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Basis {
+    exe: Version,
+    entry: u64,
+    edges: EdgePolicy,
+    pages: Pages,
+}
+
+/// As [`plan`], or returns the last plan, if it is recent and was made for the same program at the same address.
+fn recent_plan(process: &ProcDir, edges: EdgePolicy, pages: Pages) -> Result<Started, Failure> {
+    static LAST: Mutex<Option<(Instant, Basis, Started)>> = Mutex::new(None);
+    let basis = || {
+        let exe = PathFile::of_process(process, "exe").ok()?.version().ok()?;
+        let entry = auxv::get(&process.read("auxv").ok()?, auxv::AT_ENTRY)?;
+        Some(Basis { exe, entry, edges, pages })
+    };
+    let Some(basis) = basis() else { return plan(process, edges, pages) };
+    // The value is whole between any two statements.
+    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((made, of, started)) = &*last
+        && *of == basis
+        && made.elapsed() < RECENT
+    {
+        return Ok(started.clone());
+    }
+    let started = plan(process, edges, pages)?;
+    *last = Some((Instant::now(), basis, started.clone()));
+    Ok(started)
+}
+
 /// Plans by what the page cache holds now, and reads nothing into it. A launch places a program for the page cache
 /// if any of its text is in huge folios.
 fn of_start(
@@ -92,7 +129,7 @@ pub fn gain(
     edges: EdgePolicy,
     pages: Pages,
 ) -> Option<Restart> {
-    let Started { plan, text_bytes, whole_bytes, .. } = plan(process, edges, pages).ok()?;
+    let Started { plan, text_bytes, whole_bytes, .. } = recent_plan(process, edges, pages).ok()?;
     let exe = process.exe_path().ok()?;
     let path =
         String::from_utf8_lossy(exe.strip_suffix(b" (deleted)").unwrap_or(&exe)).into_owned();

@@ -25,7 +25,7 @@ mod reads_apart;
 pub use batch::{Aside, apart_as_its_user, each_apart, time_out_of, told_apart, unfinished};
 pub(crate) use fetcher::Fetcher;
 use reader::Reader;
-pub(crate) use reads_apart::{OpenApart, ReadsApart, SameBytes};
+pub(crate) use reads_apart::{OpenApart, ReadsApart, SameBytes, Wanted};
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,7 +43,7 @@ use tiexec_sys::{Errno, Pid, SysError, impersonate};
 use tiexec_tracee::Failure;
 use tiexec_tracee::target::Target;
 
-use crate::credentials;
+use crate::credentials::{self, InNamespace};
 
 /// How long to wait for a worker's answer while a thread of the process is stopped.
 const IN_A_STOP: Duration = Duration::from_secs(1);
@@ -167,19 +167,20 @@ impl Pool {
     /// `fork_failed`; `memcg_headroom` if the process's memory cgroup cannot be joined.
     pub fn workers(&mut self, target: &Target) -> Result<Workers, Failure> {
         let Target { process, credentials, .. } = target;
-        if credentials::are_ours(process) {
-            return Ok(Workers::none());
-        }
         let kin = Kin {
             credentials: credentials.clone(),
             user_namespace: process.namespace("ns/user").ok(),
             cgroup: process.read("cgroup").ok(),
         };
+        // Only processes of other credentials have workers.
         if let Some((known, workers)) = &self.last
             && *known == kin
             && workers.answer()
         {
             return Ok(workers.clone());
+        }
+        if credentials::are_ours(process) {
+            return Ok(Workers::none());
         }
         let fetcher = Some(Arc::new(Fetcher::start()?));
         // Without these capabilities, this process has no rights to lose but its user's.
@@ -227,7 +228,16 @@ fn become_user_to_trace(pid: Pid) -> Result<(), SysError> {
     impersonate::become_user(&credentials::place(&status.credentials).ok_or_else(unknown)?)
 }
 
-/// Returns whether a process has other credentials than this one, and must be treated in a process apart.
+/// Returns for each process that is there whether it has other credentials than this one, and must be treated in a process
+/// apart.
+pub fn are_foreign(pids: &[Pid]) -> Vec<(Pid, bool)> {
+    let ours = InNamespace::ours();
+    let is_ours = |process: &ProcDir| ours.as_ref().is_some_and(|ours| ours.are_of(process));
+    let is_foreign = |pid| ProcDir::of(pid).is_ok_and(|process| !is_ours(&process));
+    pids.iter().map(|&pid| (pid, is_foreign(pid))).collect()
+}
+
+/// As [`are_foreign`], for one process.
 pub fn is_foreign(pid: Pid) -> bool {
     ProcDir::of(pid).is_ok_and(|process| is_of_others(&process))
 }

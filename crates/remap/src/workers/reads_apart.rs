@@ -10,7 +10,7 @@ use std::time::Instant;
 use tiexec_core::addr::Pages;
 use tiexec_core::elf::LoadSegment;
 use tiexec_core::file_ranges::Parts;
-use tiexec_core::plan::Span;
+use tiexec_core::plan::{Backing, Span};
 use tiexec_core::proc::maps::FileId;
 use tiexec_sys::reopen::PathFile;
 use tiexec_tracee::Failure;
@@ -84,6 +84,23 @@ pub(crate) struct OpenApart {
     pub loads: OnceLock<Vec<LoadSegment>>,
     /// The parts of it that were compared with copies, and are the same.
     same: Mutex<Vec<SameBytes>>,
+    /// The images of it that the reader has made.
+    images: Mutex<Vec<(Wanted, Arc<Image>)>>,
+}
+
+/// An image that a process needs. The processes of a family need equal ones.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Wanted {
+    /// The spans that it holds, by their addresses in the process.
+    pub spans: Vec<Span>,
+    /// The parts of the file from which the bytes come.
+    pub parts: Option<Parts>,
+    /// Where its memory comes from.
+    pub backing: Backing,
+    /// The sizes of pages.
+    pub pages: Pages,
+    /// The NUMA nodes on which its huge pages alternate.
+    pub nodes: Vec<u32>,
 }
 
 /// Bytes of a copy in a memory file that are those of another file.
@@ -106,8 +123,8 @@ impl OpenApart {
     /// `file_gone`: the process's user may not read it; `helper_died`.
     pub(crate) fn open(reader: &Arc<dyn ReadsApart>, file: &PathFile) -> Result<Self, Failure> {
         let (id, facts) = reader.open(file)?;
-        let (loads, same) = Default::default();
-        Ok(Self { reader: Arc::clone(reader), id, facts, loads, same })
+        let (loads, same, images) = Default::default();
+        Ok(Self { reader: Arc::clone(reader), id, facts, loads, same, images })
     }
 
     /// Returns whether a copy was found to have these bytes, in another process of the same credentials.
@@ -120,8 +137,23 @@ impl OpenApart {
         self.same().push(bytes);
     }
 
-    fn same(&self) -> MutexGuard<'_, Vec<SameBytes>> {
-        // The list is valid between any two statements.
-        self.same.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns the image if the reader has made it, for another process.
+    pub(crate) fn image(&self, wanted: &Wanted) -> Option<Arc<Image>> {
+        let images = lock(&self.images);
+        images.iter().find(|(made, _)| made == wanted).map(|(_, image)| Arc::clone(image))
     }
+
+    /// Notes an image that the reader has made.
+    pub(crate) fn note_image(&self, made: Wanted, image: &Arc<Image>) {
+        lock(&self.images).push((made, Arc::clone(image)));
+    }
+
+    fn same(&self) -> MutexGuard<'_, Vec<SameBytes>> {
+        lock(&self.same)
+    }
+}
+
+/// Locks a list, which is valid between any two statements.
+fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -87,9 +87,7 @@ pub(crate) fn each(
 /// Does `one` to each process once. Returns the statuses.
 fn one_turn_each(doing: &str, pids: &[Pid], mut one: impl FnMut(Pid, &mut Pool) -> u8) -> Vec<u8> {
     let mut statuses = Vec::new();
-    let foreign: Vec<(Pid, bool)> =
-        pids.iter().map(|&pid| (pid, workers::is_foreign(pid))).collect();
-    for some in foreign.chunk_by(|one, other| one.1 == other.1) {
+    for some in workers::are_foreign(pids).chunk_by(|one, other| one.1 == other.1) {
         let pids: Vec<Pid> = some.iter().map(|&(pid, _)| pid).collect();
         if some.first().is_some_and(|&(_, foreign)| foreign) {
             let gave_up = |pid, failure: &Failure| failed(doing, pid, failure);
