@@ -43,6 +43,7 @@ fn go_with_4000_goroutines() {
         .arg(&binary)
         .arg(".")
         .current_dir(source)
+        .env("GOCACHE", support::files().join("go-cache"))
         .output()
         .expect("go");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

@@ -16,11 +16,15 @@ fn pairs() -> usize {
     rounds(5)
 }
 
-/// Attaches to the processes and reverts them, until the pairs are done or `ended` says so. Returns how often there was
-/// text to switch.
+/// Attaches to the processes and reverts them, until the pairs are done or `ended` says so. More pairs follow if each of these found
+/// no suitable moment. Returns how often there was text to switch.
 fn turns(pids: &[i32], mut ended: impl FnMut() -> bool) -> usize {
     let mut attached = 0;
-    for _ in 0..pairs() {
+    let pairs = pairs();
+    for pair in 0..10 * pairs {
+        if pair >= pairs && attached > 0 {
+            break;
+        }
         for &pid in pids {
             if ended() {
                 return attached;
@@ -386,8 +390,10 @@ fn mariadb_dump() {
 }
 
 /// Attaches until the pairs are done, and ends the program by a line. The program ends with 7 if nothing failed.
-fn serves(run: &Run) {
-    let mut held = run.hold();
+/// Text of the machine's programs may be huge already, so the program also loads an object.
+fn serves(run: Run) {
+    let object = object();
+    let mut held = run.env("LD_PRELOAD", without_blanks(&object.object)).hold();
     let pid = held.pid();
     let attached = turns(&[pid], || held.has_ended());
     println!("{attached} attaches");
@@ -419,7 +425,7 @@ fn node_with_timeouts() {
         });";
     write_program(&source, text.as_bytes(), 0o644);
     let node = installed("node").expect("just looked");
-    serves(&Run::new(node, [&source]).plain().cwd(dir.path()).limit(600));
+    serves(Run::new(node, [&source]).plain().cwd(dir.path()).limit(600));
 }
 
 /// A server whose reads time out every 10 ms.
@@ -457,7 +463,7 @@ public class Idle {
     write_program(&source, text.as_bytes(), 0o644);
     let built = std::process::Command::new(javac).arg(&source).output().expect("javac");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-    serves(&Run::new(java, ["-cp", &dir.path().to_string_lossy(), "Idle"]).plain().limit(600));
+    serves(Run::new(java, ["-cp", &dir.path().to_string_lossy(), "Idle"]).plain().limit(600));
 }
 
 /// A server whose reads time out every 10 ms, beside whole pages under timeouts. Go's own threads wait in the kernel.
@@ -468,7 +474,7 @@ fn go_with_deadlines() {
     let built = dir.path().join("server");
     build_go(&support::sources().join("go_deadlines"), &[], &built)
         .expect("go builds the test program");
-    serves(&Run::new(built, [""; 0]).plain().limit(600));
+    serves(Run::new(built, [""; 0]).plain().limit(600));
 }
 
 /// The processes that descend from this one.
