@@ -9,7 +9,7 @@ use super::child::{Done, Held, eventually, soon};
 use super::fresh::Fresh;
 use super::launch::Run;
 use super::programs::{Kind, program};
-use super::smaps::{Vma, pmd_size, vmas};
+use super::smaps::{Vma, mappings, pmd_size, vmas};
 
 /// The kinds of moments at which `TIEXEC_FAULT` lets TiExec die while a thread is stopped.
 pub const FAULT_POINTS: [&str; 4] =
@@ -94,8 +94,8 @@ pub fn held(copy: &Fresh) -> Held {
 /// omitted, because they grow by themselves.
 pub fn joined(pid: i32) -> Vec<String> {
     let mut all: Vec<Vma> = Vec::new();
-    for mut vma in vmas(pid).into_iter().filter(|vma| vma.path != "[heap]" && vma.path != "[stack]")
-    {
+    let is_growing = |vma: &Vma| vma.path == "[heap]" || vma.path == "[stack]";
+    for mut vma in mappings(pid).into_iter().filter(|vma| !is_growing(vma)) {
         // Another test may have rebuilt the program.
         vma.path = vma.path.trim_end_matches(" (deleted)").to_owned();
         match all.last_mut() {

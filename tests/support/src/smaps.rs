@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// One mapping and its counters, in bytes.
 #[derive(Debug, Clone)]
@@ -63,16 +64,28 @@ pub const NO_TEXT_FOR_LARGE: &str =
 
 /// Bytes one PMD entry maps on this machine.
 pub fn pmd_size() -> u64 {
-    std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
-        .ok()
-        .and_then(|s| s.trim().parse().ok())
-        .expect("the kernel has transparent huge pages")
+    static SIZE: OnceLock<u64> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
+            .ok()
+            .and_then(|s| s.trim().parse().ok())
+            .expect("the kernel has transparent huge pages")
+    })
 }
 
 /// All mappings of a process.
 pub fn vmas(pid: i32) -> Vec<Vma> {
-    let text = std::fs::read(format!("/proc/{pid}/smaps"))
-        .unwrap_or_else(|e| panic!("/proc/{pid}/smaps: {e}"));
+    read(pid, "smaps")
+}
+
+/// All mappings of a process, without counters and flags.
+pub fn mappings(pid: i32) -> Vec<Vma> {
+    read(pid, "maps")
+}
+
+fn read(pid: i32, file: &str) -> Vec<Vma> {
+    let file = format!("/proc/{pid}/{file}");
+    let text = std::fs::read(&file).unwrap_or_else(|e| panic!("{file}: {e}"));
     parse(&String::from_utf8_lossy(&text))
 }
 
@@ -85,7 +98,9 @@ fn parse(text: &str) -> Vec<Vma> {
             let vma = vmas.last_mut().expect("a counter follows a mapping");
             if key == "VmFlags" {
                 vma.flags = words.map(str::to_owned).collect();
-            } else if let Some(kib) = words.next().and_then(|w| w.parse::<u64>().ok()) {
+            } else if let Some(kib) = words.next().and_then(|w| w.parse::<u64>().ok())
+                && kib > 0
+            {
                 vma.counters.insert(key.to_owned(), kib * 1024);
             }
         } else if let Some((start, end)) = first.split_once('-') {
