@@ -1,8 +1,11 @@
 //! After every end of a canary, by a signal, by the guard or by its death, the server has its own text back.
 
+use std::process::{Command, Stdio};
+
 use support::attaching::{Before, eventually_untouched, switched};
 use support::child::eventually;
-use support::{is_root, require};
+use support::smaps::status_field;
+use support::{installed, is_root, require};
 
 use crate::{Server, export};
 
@@ -76,6 +79,33 @@ fn by_its_death_and_the_next_one_reverts() {
     assert!(done.err().contains(&says), "{done}");
     assert_eq!(switched(server.pid()), 0);
     assert!(!server.state().join("canary.json").exists());
+    server.finish();
+}
+
+/// The message says why a process could not be reverted, although another process of TiExec's has tried it.
+#[test]
+fn by_its_death_while_another_tracer_holds_the_server() {
+    require!(is_root(), "files in a directory of root's");
+    require!(installed("strace").is_some(), "no strace");
+    let server = left_on_copies();
+    let pid = server.pid();
+    let mut tracer = Command::new("strace");
+    let tracer = tracer.args(["-qq", "-f", "-o", "/dev/null", "-p", &pid.to_string()]);
+    let mut tracer = tracer.stdin(Stdio::null()).spawn().expect("strace");
+    let is_traced = || status_field(pid, "TracerPid").is_some_and(|tracer| tracer != "0");
+    eventually("strace has the server", is_traced);
+    let done = server.canary(&["--max=1500ms", "--keep-above=2"]);
+    done.assert_code(1);
+    let says =
+        format!("cannot revert process {pid}, which a killed canary has left: already_traced: ");
+    assert!(done.err().contains(&says), "{done}");
+    assert!(switched(pid) > 0);
+    // SAFETY: an own child, not reaped yet.
+    unsafe { libc::kill(tracer.id() as i32, libc::SIGTERM) };
+    let _status = tracer.wait();
+    eventually("strace has let the server go", || !is_traced());
+    server.canary(&["--max=1500ms", "--keep-above=2"]).assert_code(6);
+    assert_eq!(switched(pid), 0);
     server.finish();
 }
 

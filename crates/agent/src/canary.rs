@@ -16,6 +16,7 @@ use tiexec_core::select::Select;
 use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::locked_target::{LONGEST, LockedTarget, look_for_text_of_ours, start_time};
 use tiexec_engine::policy::policy;
+use tiexec_remap::Failure;
 use tiexec_remap::attach::revert;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool};
@@ -177,25 +178,16 @@ impl Turn<'_> {
 
 /// Reverts one process, in a child process.
 fn take_back(pid: Pid) -> Result<(), String> {
-    let why = std::cell::RefCell::new(None);
-    let one = |pid: Pid, pool: &mut Pool| {
-        let done = LockedTarget::open_with(pid, pool).and_then(|locked| {
-            let policy = policy(&Settings::default(), false)?;
-            let reverted = revert(&locked.order(Policy { select: Select::ALL, ..policy }))?;
-            locked.record_revert(&reverted);
-            reverted.failure.map_or(Ok(()), Err)
-        });
-        u8::from(done.is_err())
+    let one = |pid, pool: &mut Pool| {
+        let locked = LockedTarget::open_with(pid, pool)?;
+        let policy = policy(&Settings::default(), false)?;
+        let reverted = revert(&locked.order(Policy { select: Select::ALL, ..policy }))?;
+        locked.record_revert(&reverted);
+        reverted.failure.map_or(Ok(()), Err)
     };
-    let gave_up = |_, failure: &tiexec_remap::Failure| {
-        *why.borrow_mut() = Some(failure.to_string());
-        1
-    };
-    let statuses = workers::each_apart(&[pid], LONGEST, one, gave_up);
-    if statuses == [0] {
-        return Ok(());
-    }
-    Err(why.into_inner().unwrap_or_else(|| "its text could not be put back".to_owned()))
+    let gave_up = |_, failure: &Failure| Err(failure.clone());
+    let mut done = workers::each_apart(&[pid], LONGEST, one, gave_up);
+    done.pop().unwrap_or(Ok(())).map_err(|failure| failure.to_string())
 }
 
 /// Returns the boot ID of the running system.

@@ -181,22 +181,18 @@ pub(crate) fn all(
     let notes = Notes::new()?;
     let pids: Vec<Pid> = jobs.iter().map(|job| job.pid).collect();
     let mut images = Images::default();
-    workers::each_apart(
+    let _said_by_notes: Vec<()> = workers::each_apart(
         &pids,
         LONGEST,
         |pid, pool| {
-            let Some(job) = jobs.iter().find(|job| job.pid == pid) else { return 1 };
+            let Some(job) = jobs.iter().find(|job| job.pid == pid) else { return };
             let outcome = one(job, given, &mut images, pool, &notes);
             let new = outcome.copies.iter().filter(|(copy, _)| counted.insert(*copy));
             let new: u64 = new.map(|(_, bytes)| bytes).sum();
             given.copies_left = given.copies_left.saturating_sub(new);
             notes.write(&Note::Done { pid: pid.as_raw_nonzero().get(), outcome });
-            0
         },
-        |pid, failure| {
-            gave_up(pid, failure);
-            1
-        },
+        &mut gave_up,
     );
     notes.read(&pids)
 }
@@ -377,13 +373,10 @@ const COUNTING: Duration = Duration::from_secs(5);
 /// # Errors
 /// The processes do not let their maps be read in time.
 pub(crate) fn copies_of(pids: &[Pid]) -> Result<Vec<(i32, Vec<Copied>)>, Failure> {
-    let told = workers::told_apart(COUNTING, || {
+    workers::apart(COUNTING, || {
         let of = |pid: &Pid| Some((pid.as_raw_nonzero().get(), copies(&ProcDir::of(*pid).ok()?)));
-        let all: Vec<(i32, Vec<Copied>)> = pids.iter().filter_map(of).collect();
-        serde_json::to_vec(&all).unwrap_or_default()
-    })?;
-    serde_json::from_slice(&told)
-        .map_err(|_cut| Failure::new(FailureKind::HelperDied, "its answer was cut"))
+        pids.iter().filter_map(of).collect()
+    })
 }
 
 /// Brings the program's file into huge pages of the page cache, if root or the agent's user owns it: no other user may
@@ -444,11 +437,10 @@ pub(crate) struct Looked {
 /// # Errors
 /// The examination took too long, or failed.
 pub(crate) fn look(process: &ProcDir) -> Result<Looked, Reason> {
-    let told = workers::told_apart(LOOKING, || {
+    let looked = workers::apart(LOOKING, || {
         let build = build_of(process, &|_| None);
         let build = build.map(|(_, build)| build).map_err(|failure| failure.reason.to_string());
-        serde_json::to_vec(&Looked { text_bytes: text_bytes(process), build }).unwrap_or_default()
+        Looked { text_bytes: text_bytes(process), build }
     });
-    let told = told.map_err(|failure| failure.reason)?;
-    serde_json::from_slice(&told).map_err(|_cut| FailureKind::HelperDied.into())
+    looked.map_err(|failure| failure.reason)
 }

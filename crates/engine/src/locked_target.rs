@@ -231,6 +231,5 @@ pub fn look_for_text_of_ours(process: &ProcDir) -> Option<bool> {
     if !workers::is_of_others(process) {
         return has();
     }
-    let told = workers::told_apart(LOOKING, || has().map(u8::from).into_iter().collect());
-    told.ok()?.first().map(|&has| has == 1)
+    workers::apart(LOOKING, has).ok().flatten()
 }

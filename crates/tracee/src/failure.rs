@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::skip::{FailureKind, Reason};
@@ -11,14 +12,16 @@ use tiexec_sys::{Errno, Pid, SysError};
 
 use crate::error::{Denied, TraceError};
 
-/// A reason to leave text unchanged, with the detail for the message.
-#[derive(Clone, Debug)]
+/// A reason to leave text unchanged, with the detail for the message. Another process receives it without the error that
+/// caused it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Failure {
     /// The reason, as reports print it.
     pub reason: Reason,
     /// The exact event, with the words of the error; empty if the reason says everything.
     pub detail: String,
     /// The error that caused it.
+    #[serde(skip)]
     pub source: Option<Arc<dyn Error + Send + Sync>>,
 }
 

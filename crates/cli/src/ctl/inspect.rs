@@ -1,5 +1,6 @@
 //! `tiexecctl inspect PID...`: reports how much text of processes is huge, as the kernel reports it.
 
+use serde::{Deserialize, Serialize};
 use tiexec_core::addr::mib;
 use tiexec_core::escape;
 use tiexec_core::report::{Report, SCHEMA, percent};
@@ -14,6 +15,7 @@ use crate::options::Targets;
 use crate::stdio::warn;
 
 /// The figures of one process that a sum needs.
+#[derive(Serialize, Deserialize)]
 struct Figures {
     status: u8,
     text_bytes: u64,
@@ -35,22 +37,11 @@ impl Figures {
 
     /// Does the same in a child process, because the inspected process can block the reader.
     fn apart(pid: Pid, json: bool) -> Self {
-        let look = || {
-            let figures = Self::of(pid.as_raw_nonzero().get(), json);
-            let bytes = [figures.text_bytes, figures.huge_bytes].map(u64::to_le_bytes);
-            [&[figures.status], bytes.as_flattened()].concat()
-        };
-        let told = workers::told_apart(LOOKING, look);
-        let status = match &told {
-            Ok(told) => told.first().copied().unwrap_or(exit::FAILED),
-            Err(failure) => attach::failed("inspect", pid, failure),
-        };
-        let number = |index: usize| {
-            let bytes = told.as_ref().ok()?.get(1 + 8 * index..9 + 8 * index)?;
-            Some(u64::from_le_bytes(bytes.try_into().ok()?))
-        };
-        let [text_bytes, huge_bytes] = [0, 1].map(|index| number(index).unwrap_or(0));
-        Self { status, text_bytes, huge_bytes }
+        let look = || Self::of(pid.as_raw_nonzero().get(), json);
+        workers::apart(LOOKING, look).unwrap_or_else(|failure| {
+            let status = attach::failed("inspect", pid, &failure);
+            Self { status, text_bytes: 0, huge_bytes: 0 }
+        })
     }
 }
 

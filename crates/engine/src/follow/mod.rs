@@ -15,6 +15,7 @@ pub mod tree;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use tiexec_core::addr::AddrRange;
 use tiexec_core::config::Settings;
 use tiexec_core::perf::records::Record;
@@ -37,7 +38,7 @@ use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
 pub use patterns::Patterns;
-use reverted::{Copies, packed, unpacked};
+use reverted::Copies;
 use tree::Tree;
 
 /// The age at which a program is first examined: most programs end earlier, and a stop would only delay them.
@@ -363,14 +364,14 @@ impl<'a> Follower<'a> {
         let seen_ticks = program.seen_ticks;
         let by_copy = told && mapped.iter().all(|mapping| self.copied.contains(mapping));
         let had_copies = program.copies.were_seen(pid);
-        let unknown = packed(LookOutcome::Otherwise as u8, had_copies);
+        let unknown = (LookOutcome::Otherwise, had_copies);
         let mut one = || {
             if !self.is_meant(pid, seen_ticks) {
                 return unknown;
             }
             let has = ProcDir::of(pid).ok().and_then(|process| look_for_text_of_ours(&process));
             if had_copies && has == Some(false) {
-                return LookOutcome::Reverted as u8;
+                return (LookOutcome::Reverted, false);
             }
             let mut has_copies = has.unwrap_or(had_copies);
             let outcome = match self.treat(pid, by_copy, patience, &mut has_copies) {
@@ -378,15 +379,13 @@ impl<'a> Follower<'a> {
                 Err(reason) if may_pass(reason) => LookOutcome::MayPass,
                 Err(_) => LookOutcome::Otherwise,
             };
-            packed(outcome as u8, has_copies)
+            (outcome, has_copies)
         };
-        let answer = if workers::is_foreign(pid) {
-            workers::apart_as_its_user(pid, LONGEST, unknown, one)
+        let (outcome, has_copies) = if workers::is_foreign(pid) {
+            workers::apart_as_its_user(pid, LONGEST, one).unwrap_or(unknown)
         } else {
             one()
         };
-        let (outcome, has_copies) = unpacked(answer);
-        let outcome = LookOutcome::of(outcome);
         if let Some(program) = self.programs.get_mut(&pid) {
             program.copies.note(pid, has_copies);
             if outcome == LookOutcome::Reverted {
@@ -459,7 +458,7 @@ impl<'a> Follower<'a> {
 }
 
 /// The result of a look.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum LookOutcome {
     /// No text could become huge, or it was huge already.
     NothingToGain,
@@ -471,14 +470,6 @@ enum LookOutcome {
     MayPass,
     /// Somebody has reverted the program.
     Reverted,
-}
-
-impl LookOutcome {
-    /// Returns the outcome with this number.
-    fn of(number: u8) -> Self {
-        let all = [Self::NothingToGain, Self::Copied, Self::MayPass, Self::Reverted];
-        all.into_iter().find(|outcome| *outcome as u8 == number).unwrap_or(Self::Otherwise)
-    }
 }
 
 /// Returns whether the process has run long enough to be worth a look.

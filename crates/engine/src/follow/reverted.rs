@@ -30,17 +30,3 @@ impl Copies {
 fn identity(pid: Pid) -> Option<Identity> {
     ProcDir::of(pid).ok().and_then(|process| Identity::of(&process))
 }
-
-/// The bit of [`packed`] that is set if there are copies.
-const HAS_COPIES: u8 = 1 << 7;
-
-/// Packs the result of a look into one byte, which a child can exit with: the number of the outcome, and whether there
-/// are copies.
-pub(super) const fn packed(outcome: u8, has_copies: bool) -> u8 {
-    outcome | if has_copies { HAS_COPIES } else { 0 }
-}
-
-/// Takes apart the byte that [`packed`] made.
-pub(super) const fn unpacked(byte: u8) -> (u8, bool) {
-    (byte & !HAS_COPIES, byte & HAS_COPIES != 0)
-}

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use tiexec_core::addr::AddrRange;
 use tiexec_core::config::Settings;
 use tiexec_core::coverage::{FileCoverage, Rest};
@@ -27,7 +28,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, areas, process};
 use tiexec_tracee::clock;
 
-use super::reverted::{Copies, packed, unpacked};
+use super::reverted::Copies;
 use super::{FIRST_GAP, LONGEST_GAP, Patterns, has_worked};
 use crate::locked_target::{
     LONGEST, LockedTarget, carry_out, has_text_of_ours, look_for_text_of_ours,
@@ -82,8 +83,7 @@ pub struct StartWatch<'a> {
 }
 
 /// The result of a look.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 enum Look {
     /// No text that could be huge is on base pages, or it was examined before.
     Nothing,
@@ -93,14 +93,6 @@ enum Look {
     MayPass,
     /// Somebody has reverted the program.
     Reverted,
-}
-
-impl Look {
-    /// Returns the look with this number.
-    fn of(number: u8) -> Self {
-        let all = [Self::Text, Self::MayPass, Self::Reverted];
-        all.into_iter().find(|look| *look as u8 == number).unwrap_or(Self::Nothing)
-    }
 }
 
 impl<'a> StartWatch<'a> {
@@ -187,20 +179,16 @@ impl<'a> StartWatch<'a> {
     fn look(&mut self, is_over: bool) -> Look {
         let program = self.program;
         let had_copies = self.copies.were_seen(program);
-        let mut one = || {
-            let (look, has_copies) = self.look_here(is_over, had_copies);
-            packed(look as u8, has_copies)
-        };
-        let answer = if workers::is_foreign(program) {
+        let mut one = || self.look_here(is_over, had_copies);
+        let (look, has_copies) = if workers::is_foreign(program) {
             // The child keeps what it learns in its own memory, so the next look starts as if it were the first.
-            let unfinished = packed(Look::Nothing as u8, had_copies);
-            workers::apart_as_its_user(program, LONGEST, unfinished, one)
+            let looked = workers::apart_as_its_user(program, LONGEST, one);
+            looked.unwrap_or((Look::Nothing, had_copies))
         } else {
             one()
         };
-        let (look, has_copies) = unpacked(answer);
         self.copies.note(program, has_copies);
-        Look::of(look)
+        look
     }
 
     /// Does the same in the process that may trace the program; also returns whether the program has copies now.

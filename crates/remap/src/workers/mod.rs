@@ -16,13 +16,13 @@
 //!
 //! A process with this process's own credentials needs no such processes: the same code runs in one process.
 
-mod batch;
+mod apart;
 mod fetcher;
 mod output;
 mod reader;
 mod reads_apart;
 
-pub use batch::{Aside, apart_as_its_user, each_apart, time_out_of, told_apart, unfinished};
+pub use apart::{Aside, apart, apart_as_its_user, each_apart, time_out_of, unfinished};
 pub(crate) use fetcher::Fetcher;
 use reader::Reader;
 pub(crate) use reads_apart::{OpenApart, ReadsApart, SameBytes, Wanted};

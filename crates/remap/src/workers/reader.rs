@@ -21,7 +21,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::proc::status::Credentials;
-use tiexec_core::skip::{FailureKind, Reason};
+use tiexec_core::skip::FailureKind;
 use tiexec_sys::impersonate::{self, Place};
 use tiexec_sys::kernel_file;
 use tiexec_sys::process;
@@ -88,23 +88,20 @@ enum Reply {
     Opened(FileFacts),
     Cached {
         huge: Vec<(u64, u64)>,
-        shortfall: Option<WireFailure>,
+        shortfall: Option<Failure>,
     },
     /// The image comes with the reply.
     Made(Box<Made>),
-    Failed(WireFailure),
+    Failed(Failure),
 }
 
 #[derive(Serialize, Deserialize)]
 struct Made {
     staged: Vec<(WireSpan, u64)>,
     spans: Vec<WireSpan>,
-    shortfall: Option<WireFailure>,
+    shortfall: Option<Failure>,
     copied: u64,
 }
-
-/// The two fields of a failure.
-type WireFailure = (Reason, String);
 
 /// A span: address, length, offset in the file, backing, widened bytes, whether it is an edge.
 type WireSpan = (u64, u64, u64, Backing, u64, bool);
@@ -117,14 +114,6 @@ fn wire(span: &Span) -> WireSpan {
 fn unwire(&(start, len, file_offset, backing, widened_bytes, edge): &WireSpan) -> Option<Span> {
     let range = AddrRange::with_len(RemoteAddr::new(start), len)?;
     Some(Span { range, file_offset, backing, widened_bytes, edge })
-}
-
-fn wire_failure(failure: &Failure) -> WireFailure {
-    (failure.reason, failure.detail.clone())
-}
-
-fn unwire_failure((reason, detail): WireFailure) -> Failure {
-    Failure::new(reason, detail)
 }
 
 const fn wire_pages(pages: Pages) -> (u64, u64) {
@@ -233,7 +222,7 @@ impl ReadsApart for Reader {
         match self.answer(Duration::from_millis(millis) + GRACE)? {
             (Reply::Cached { huge, shortfall }, _) => Ok(pagecache::Prepared {
                 huge: huge.into_iter().map(|(start, end)| start..end).collect(),
-                shortfall: shortfall.map(unwire_failure),
+                shortfall,
                 // The reader holds the mappings.
                 held: Held::default(),
             }),
@@ -281,7 +270,7 @@ impl ReadsApart for Reader {
                 });
                 let filled = Filled {
                     staged: staged.collect::<Option<Vec<_>>>().ok_or_else(odd)?,
-                    shortfall: made.shortfall.map(unwire_failure),
+                    shortfall: made.shortfall,
                     copied: made.copied,
                 };
                 Ok(Image { file: File::from(file), filled, spans: spans.ok_or_else(odd)? })
@@ -301,7 +290,7 @@ impl ReadsApart for Reader {
 
 fn unexpected(reply: Reply) -> Failure {
     match reply {
-        Reply::Failed(failure) => unwire_failure(failure),
+        Reply::Failed(failure) => failure,
         _ => Failure::new(FailureKind::HelperDied, "an answer to another question"),
     }
 }
@@ -313,7 +302,7 @@ fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
         serde_json::to_vec(reply).is_ok_and(|bytes| packets.send(&bytes, file).is_ok())
     };
     let refused = |kind: FailureKind, error: &dyn std::fmt::Display| {
-        reply(&Reply::Failed((kind.into(), error.to_string())), None);
+        reply(&Reply::Failed(Failure::new(kind, error)), None);
     };
     // If memory is short, the kernel kills the reader first.
     let _as_it_was = kernel_file::write("/proc/self/oom_score_adj", "1000");
@@ -345,7 +334,7 @@ fn serve(packets: &Packets, place: &Place, cgroup: Option<&Path>) {
         }
         let (answer, image) = match serving.answer(request, file) {
             Ok(answer) => answer,
-            Err(failure) => (Reply::Failed(wire_failure(&failure)), None),
+            Err(failure) => (Reply::Failed(failure), None),
         };
         if !reply(&answer, image.as_ref().map(|image| image.file.as_fd())) {
             return;
@@ -391,7 +380,7 @@ impl Serving {
                 let chunks: Vec<_> = chunks.into_iter().map(|(start, end)| start..end).collect();
                 let done = pagecache::prepare(self.file(id)?, &chunks, pages, until(millis))?;
                 let huge = done.huge.iter().map(|part| (part.start, part.end)).collect();
-                let shortfall = done.shortfall.as_ref().map(wire_failure);
+                let shortfall = done.shortfall;
                 self.held.extend(done.held);
                 (Reply::Cached { huge, shortfall }, None)
             }
@@ -420,7 +409,7 @@ impl Serving {
                 let made = Made {
                     staged: staged.map(|part| (wire(&part.span), part.image_offset)).collect(),
                     spans: image.spans.iter().map(wire).collect(),
-                    shortfall: image.filled.shortfall.as_ref().map(wire_failure),
+                    shortfall: image.filled.shortfall.clone(),
                     // Bytes that were copied earlier count for another process.
                     copied: self.images.bytes_copied() - before,
                 };

@@ -49,14 +49,11 @@ pub(super) fn run(targets: &Targets, attach: impl FnOnce(&[Pid]) -> u8) -> u8 {
             // The selection happens in this process, because it excludes the selecting process, and the child would
             // select its parent.
             let pids = super::selected(targets).unwrap_or_default();
-            let done = workers::told_apart(left, || {
+            let done = workers::apart(left, || {
                 attach(&pids);
-                huge_text(pid).into_bytes()
+                huge_text(pid)
             });
-            let done = done.map_or_else(
-                |failure| format!("the attach was given up: {failure}"),
-                |text| String::from_utf8_lossy(&text).into_owned(),
-            );
+            let done = done.unwrap_or_else(|failure| format!("the attach was given up: {failure}"));
             let still = match waited {
                 Waited::StillShell(_) => ", which has executed no other program",
                 _ => "",

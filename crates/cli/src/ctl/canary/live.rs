@@ -300,6 +300,5 @@ fn huge_of_program(process: &ProcDir) -> Option<u64> {
     if !workers::is_of_others(process) {
         return huge();
     }
-    let told = workers::told_apart(LOOKING, || huge().unwrap_or(0).to_ne_bytes().to_vec());
-    told.ok().and_then(|told| told.try_into().ok()).map(u64::from_ne_bytes)
+    workers::apart(LOOKING, huge).ok().flatten()
 }

@@ -63,8 +63,8 @@ impl All {
             }
             let told = match workers::is_of_others(&process) {
                 false => look_at(&process),
-                true => match workers::told_apart(PATIENCE, || packed(&look_at(&process))) {
-                    Ok(told) => unpacked(&told),
+                true => match workers::apart(PATIENCE, || look_at(&process)) {
+                    Ok(told) => told,
                     Err(_late) => {
                         silent.insert(users);
                         all.silent += 1;
@@ -93,14 +93,6 @@ pub(in crate::ctl) enum Told {
     Seen(Text),
     Denied,
     Gone,
-}
-
-fn packed(told: &Told) -> Vec<u8> {
-    serde_json::to_vec(told).unwrap_or_default()
-}
-
-fn unpacked(told: &[u8]) -> Told {
-    serde_json::from_slice(told).unwrap_or(Told::Gone)
 }
 
 /// Examines the text of a process, which can block the caller.
