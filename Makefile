@@ -31,7 +31,7 @@ UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
 LIBDIR = $(DESTDIR)$(PREFIX)/lib
 INCLUDEDIR = $(DESTDIR)$(PREFIX)/include
 
-.PHONY: all programs lib demo test guest lint-and-tests tests lint soak vm-test k8s-test image bench man completions install uninstall clean
+.PHONY: all programs lib demo test guest tests lint soak vm-test k8s-test image bench man completions install uninstall clean
 
 # All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
 all: programs lib man completions
@@ -62,16 +62,13 @@ SMOKE_TESTS := launch::becomes_exit::exit_codes attach::manual::attach_makes_tex
 	fail_open::hardened::thp_never fail_open::hardened::yama fail_open::resources::shmem_deny fail_open::resources::strict_overcommit \
 	fail_open::resources::thp_never hostile::targets::one_of_a_cgroup hostile::targets::one_that_a_cgroup_v2
 
-# The guest runs beside the lints and the tests, with the programs that the tests run. So all are built before: cargo would replace a
-# program that the guest has open. The closing line of the tests is the verdict.
+# The guest runs the programs that the tests run, beside the lints. So all are built before: cargo would replace a program that the guest
+# has open. The tests come last: their closing line is the verdict.
 test:
 	scripts/setup test
 	$(CARGO) test --no-run --workspace $(FEATURES)
-	$(MAKE) --no-print-directory --jobs=2 guest lint-and-tests
-
-lint-and-tests:
-	$(ALONE) $(MAKE) --no-print-directory lint
-	$(ALONE) $(MAKE) --no-print-directory tests
+	$(MAKE) --no-print-directory --jobs=2 guest lint
+	$(MAKE) --no-print-directory tests
 
 # Without make's jobserver: make does not pass its descriptors to these.
 ALONE := env -u MAKEFLAGS -u MFLAGS
