@@ -150,7 +150,7 @@ fn held_with_edges(copy: &Fresh) -> Held {
         let held = held(copy);
         let exe = copy.path().to_string_lossy();
         let is_of_text = |vma: &Vma| vma.is_text() && vma.path == exe;
-        let begins_huge = |vma: Vma| is_of_text(&vma) && vma.start % pmd_size() == 0;
+        let begins_huge = |vma: Vma| is_of_text(&vma) && vma.start.is_multiple_of(pmd_size());
         if !mappings(held.pid()).into_iter().any(begins_huge) {
             return held;
         }
