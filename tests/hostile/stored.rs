@@ -143,11 +143,7 @@ fn a_mapping_that_is_written_to_later() {
     // Without a writer it has an image. A writer that comes later shows in the file's times, so that nobody uses it.
     let image = add(&file);
     ctl(["verify"]).assert_code(0).assert_silent();
-    let mut writes = writer(&file, &ATTACKER);
-    write(&mut writes);
-    writes.finish();
-    assert_ne!(add(&file), image);
-    ctl(["verify"]).assert_code(0).assert_silent();
+    assert_outdated_by_a_write(&file, &image, [&file, &file]);
 }
 
 #[test]

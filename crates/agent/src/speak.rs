@@ -139,7 +139,7 @@ struct Client {
     answer: Option<Vec<u8>>,
 }
 
-/// What is to come from a client.
+/// Whether the agent waits for more from a client.
 #[derive(PartialEq, Eq)]
 enum Next {
     More,

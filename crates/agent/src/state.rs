@@ -295,7 +295,7 @@ mod tests {
         assert!(state.release("none").is_empty());
     }
 
-    /// What an attacker chooses: the owner, one of many; the build; the path.
+    /// An attacker chooses the owner, one of many, and the build and the path.
     fn hostile() -> impl Strategy<Value = Quarantined> {
         let letter = "[ -~\u{80}-\u{ffff}]";
         let path = (proptest::string::string_regex(letter).unwrap(), 0..4096_usize);

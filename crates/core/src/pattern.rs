@@ -205,7 +205,7 @@ fn tokens(text: &str) -> Result<Vec<Token>, NoPattern> {
     Ok(tokens)
 }
 
-/// Reads a class behind its `[`. Its first character is no end, so that `[]]` is a class.
+/// Reads a class from behind its `[`. A `]` as the first character does not end it, so `[]]` is a class.
 fn class(text: &str) -> Option<(Token, &str)> {
     let negated = text.starts_with('!');
     let inner = text.strip_prefix('!').unwrap_or(text);

@@ -25,14 +25,14 @@ use crate::files;
 pub struct Rule<'a> {
     /// The user who may own the directories, besides root.
     pub user: u32,
-    /// What the path may lead through.
+    /// The directories and links through which the path may lead.
     pub trust: Trust,
     /// The modes with which the last components are made if they are missing. The last mode is the last
     /// component's.
     pub make: &'a [u32],
 }
 
-/// What a path may lead through.
+/// The directories and links through which a path may lead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trust {
     /// For what TiExec itself relies on: state, locks, rules, images. Each directory from the root down belongs to

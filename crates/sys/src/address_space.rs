@@ -48,6 +48,16 @@ impl Memory {
         self.0.read_exact_at(buffer, addr.get()).map_err(failed)
     }
 
+    /// Reads `N` words of 64 bits from `addr`.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn words<const N: usize>(&self, addr: RemoteAddr) -> Result<[u64; N], SysError> {
+        let mut words = [[0; size_of::<u64>()]; N];
+        self.read(addr, words.as_flattened_mut())?;
+        Ok(words.map(u64::from_ne_bytes))
+    }
+
     /// Reads the string at `addr`, up to its zero byte or `PATH_MAX` bytes.
     ///
     /// # Errors

@@ -104,13 +104,20 @@ impl ProcDir {
         self.read("status").map(|text| status::parse(&text))
     }
 
+    /// As [`read`](Self::read), of one of the process's threads.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn read_of(&self, tid: Pid, name: &'static str) -> Result<Vec<u8>, SysError> {
+        self.read_as(&format!("task/{}/{name}", tid.as_raw_nonzero()), name)
+    }
+
     /// As [`status`](Self::status), of one of the process's threads.
     ///
     /// # Errors
     /// As [`read`](Self::read).
-    pub fn status_of(&self, tid: rustix::process::Pid) -> Result<Status, SysError> {
-        let name = format!("task/{}/status", tid.as_raw_nonzero());
-        self.read_as(&name, "status").map(|text| status::parse(&text))
+    pub fn status_of(&self, tid: Pid) -> Result<Status, SysError> {
+        self.read_of(tid, "status").map(|text| status::parse(&text))
     }
 
     /// Returns the inode number of one of the process's namespaces, such as `ns/pid`; 0 if the kernel has no such

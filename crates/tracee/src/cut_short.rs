@@ -81,11 +81,8 @@ impl Buffer {
 
 /// Reads one `struct iovec`.
 fn vector(memory: &Memory, at: u64, index: u64) -> Option<(u64, u64)> {
-    let mut words = [[0; 8]; 2];
     let at = at.checked_add(index.checked_mul(16)?)?;
-    memory.read(RemoteAddr::new(at), words.as_flattened_mut()).ok()?;
-    let [base, len] = words.map(u64::from_ne_bytes);
-    Some((base, len))
+    memory.words(RemoteAddr::new(at)).ok().map(|[base, len]| (base, len))
 }
 
 /// Returns the transfer that the stop of a thread has cut short; `None` if there is none, if the same count could have been
@@ -161,9 +158,7 @@ fn writes_to(process: &ProcDir, fd: u64, flags: u64, has_timeout: HasTimeout<'_>
 /// Returns the buffer of the `struct msghdr` at this address.
 fn of_message(memory: &Memory, at: u64) -> Option<Buffer> {
     // Name and its length, then the vector and its length.
-    let mut words = [[0; 8]; 4];
-    memory.read(RemoteAddr::new(at), words.as_flattened_mut()).ok()?;
-    let [_, _, at, count] = words.map(u64::from_ne_bytes);
+    let [_, _, at, count] = memory.words(RemoteAddr::new(at)).ok()?;
     (count <= MOST_PARTS).then_some(Buffer::Vector { at, count })
 }
 

@@ -121,9 +121,7 @@ pub(crate) fn timeout(memory: &Memory, number: i64, args: &[u64; 6]) -> Option<D
         _ => return None,
     };
     // struct timespec.
-    let mut words = [[0; 8]; 2];
-    memory.read(RemoteAddr::new(at), words.as_flattened_mut()).ok()?;
-    let [seconds, nanos] = words.map(u64::from_ne_bytes);
+    let [seconds, nanos] = memory.words(RemoteAddr::new(at)).ok()?;
     Some(Duration::new(seconds, u32::try_from(nanos).ok()?))
 }
 

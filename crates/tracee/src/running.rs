@@ -306,20 +306,16 @@ fn after_restartable_sequence(
         return Ok(registers);
     }
     // struct rseq: cpu_id_start, cpu_id, rseq_cs.
-    let mut pointer = [0; 8];
-    if memory.read(RemoteAddr::new(area.wrapping_add(8)), &mut pointer).is_err() {
+    let Ok([sequence]) = memory.words(RemoteAddr::new(area.wrapping_add(8))) else {
         return Ok(registers);
-    }
-    let sequence = u64::from_ne_bytes(pointer);
+    };
     if sequence == 0 {
         return Ok(registers);
     }
     // struct rseq_cs: version and flags, start_ip, post_commit_offset, abort_ip.
-    let mut words = [[0; 8]; 4];
-    if memory.read(RemoteAddr::new(sequence), words.as_flattened_mut()).is_err() {
+    let Ok([_, start, len, abort]) = memory.words(RemoteAddr::new(sequence)) else {
         return Ok(registers);
-    }
-    let [_, start, len, abort] = words.map(u64::from_ne_bytes);
+    };
     let at = arch::program_counter(&registers).get();
     if at.wrapping_sub(start) < len {
         arch::set_program_counter(&mut registers, RemoteAddr::new(abort));

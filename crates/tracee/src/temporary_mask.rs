@@ -61,11 +61,7 @@ pub(crate) fn mask(call: &Call, memory: &Memory) -> Option<u64> {
         c::SYS_io_uring_enter => (4, call.args[3] & IORING_ENTER_EXT_ARG != 0),
         _ => return None,
     };
-    let word = |at: u64| {
-        let mut bytes = [0; 8];
-        memory.read(RemoteAddr::new(at), &mut bytes).ok()?;
-        Some(u64::from_ne_bytes(bytes))
-    };
+    let word = |at: u64| memory.words(RemoteAddr::new(at)).ok().map(|[word]| word);
     match call.args[at] {
         at if is_described => word(word(at)?),
         at => word(at),

@@ -66,8 +66,7 @@ pub fn has_ended(process: &ProcDir, tid: Pid) -> bool {
 ///
 /// Returns false if the kernel does not show where the thread sleeps.
 fn is_held(process: &ProcDir, tid: Pid) -> bool {
-    let file = format!("task/{}/wchan", tid.as_raw_nonzero());
-    process.read_as(&file, "wchan").is_ok_and(|place| {
+    process.read_of(tid, "wchan").is_ok_and(|place| {
         let place: &[u8] = &place;
         place == b"do_freezer_trap"
             || place == b"get_signal"
@@ -82,8 +81,7 @@ fn is_held(process: &ProcDir, tid: Pid) -> bool {
 /// # Errors
 /// EPERM without that right; ESRCH, ENOENT if the thread has ended.
 pub fn may_look(process: &ProcDir, tid: Pid) -> Result<(), SysError> {
-    let file = format!("task/{}/syscall", tid.as_raw_nonzero());
-    process.read_as(&file, "syscall").map(drop)
+    process.read_of(tid, "syscall").map(drop)
 }
 
 /// Returns how `tid` would take a stop now. `has_timeout` is called for a socket from which the thread receives.
@@ -116,12 +114,10 @@ pub fn call_of(process: &ProcDir, tid: Pid) -> Option<i64> {
     }
 }
 
-/// Returns the number and the timeout of the system call in which `tid` sleeps, if the call can be made again with its
-/// timeout.
-pub fn timeout_of(process: &ProcDir, memory: &Memory, tid: Pid) -> Option<(i64, Duration)> {
+/// Returns the timeout of the system call in which `tid` sleeps, if the call can be made again with its timeout.
+pub fn timeout_of(process: &ProcDir, memory: &Memory, tid: Pid) -> Option<Duration> {
     let Doing::Call { number, args } = doing(process, tid)? else { return None };
-    let number = i64::try_from(number).ok()?;
-    Some((number, interrupted::timeout(memory, number, &args)?))
+    interrupted::timeout(memory, i64::try_from(number).ok()?, &args)
 }
 
 /// Returns the name of a system call, as far as this program knows it.
@@ -130,8 +126,7 @@ pub fn name_of_call(number: i64) -> String {
 }
 
 fn doing(process: &ProcDir, tid: Pid) -> Option<Doing> {
-    let file = format!("task/{}/syscall", tid.as_raw_nonzero());
-    syscall::parse(&process.read_as(&file, "syscall").ok()?).ok()
+    syscall::parse(&process.read_of(tid, "syscall").ok()?).ok()
 }
 
 /// Returns whether a running thread waits for a processor outside of a system call, or at the end of one. A stop then
@@ -144,7 +139,7 @@ pub fn is_in_user_mode(process: &ProcDir, tid: Pid) -> bool {
 /// Reads where in the kernel `tid` is. `None` if the kernel does not show it: that takes CAP_SYS_ADMIN in the initial user
 /// namespace, and CONFIG_STACKTRACE (`proc_pid_stack`, `fs/proc/base.c`).
 fn stack(process: &ProcDir, tid: Pid) -> Option<Vec<u8>> {
-    process.read_as(&format!("task/{}/stack", tid.as_raw_nonzero()), "stack").ok()
+    process.read_of(tid, "stack").ok()
 }
 
 /// Reads the thread's status; `None` once it has ended.
@@ -156,8 +151,7 @@ pub fn alive(process: &ProcDir, tid: Pid) -> Option<Status> {
 /// Returns when the thread began, in clock ticks after the machine; `None` once it has ended. A later thread of the same
 /// ID began at another time.
 pub fn start_time(process: &ProcDir, tid: Pid) -> Option<u64> {
-    let text = process.read_as(&format!("task/{}/stat", tid.as_raw_nonzero()), "stat").ok()?;
-    stat::start_time(&text).ok()
+    stat::start_time(&process.read_of(tid, "stat").ok()?).ok()
 }
 
 /// Returns the first thread of `pid` that has not ended. If the first thread of a process has ended, `/proc/PID`

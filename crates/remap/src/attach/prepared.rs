@@ -38,7 +38,7 @@ use crate::images::{Image, Images};
 use crate::policy::Policy;
 use crate::switch;
 use crate::target_file::TargetFile;
-use crate::workers::{OpenApart, Wanted};
+use crate::workers::Wanted;
 use crate::{headroom, mapped, numa_placement, snapshot};
 
 /// The result of all work that can be done beside a process.
@@ -320,31 +320,25 @@ fn stage(
     let path = vma.display_path();
     let name = path.rsplit('/').next().unwrap_or_default();
     let nodes = numa_placement::turns(order.policy.numa, &order.target.process)?;
-    let memory = Memory { backing, pages: order.policy.pages, nodes: &nodes };
+    let pages = order.policy.pages;
     match file {
         TargetFile::Here(file) => {
             if backing == Backing::Image {
                 headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, bytes)?;
             }
+            let memory = Memory { backing, pages, nodes: &nodes };
             let (source, user) = (Source { file, parts }, order.target.space.memory());
             images.get(source, name, spans, memory, Some(user), deadline)
         }
         TargetFile::Apart(opened) => {
-            let pages = order.policy.pages;
             let (spans, parts) = (spans.to_vec(), parts.cloned());
-            let wanted = Wanted { spans, parts, backing, pages, nodes: nodes.clone() };
-            if let Some(image) = opened.image(&wanted) {
-                return Ok(image);
-            }
+            let wanted = Wanted { spans, parts, backing, pages, nodes };
             // The memory cgroup of the reader pays, which is the process's.
-            if backing == Backing::Image {
-                headroom::check(&order.target.process, bytes)?;
-            }
-            let (OpenApart { reader, id, .. }, parts) = (&**opened, wanted.parts.as_ref());
-            let image = reader.make_image(*id, parts, name, &wanted.spans, memory, deadline)?;
-            let image = Arc::new(image);
-            opened.note_image(wanted, &image);
-            Ok(image)
+            let room = || match backing {
+                Backing::Image => headroom::check(&order.target.process, bytes),
+                _ => Ok(()),
+            };
+            opened.image(wanted, name, room, deadline)
         }
     }
 }

@@ -8,6 +8,7 @@ use tiexec_core::order;
 use tiexec_core::proc::status::Status;
 use tiexec_core::skip::FailureKind;
 use tiexec_core::snapshot::Snapshot;
+use tiexec_sys::process::Direction;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::same_processor::Beside;
 use tiexec_sys::{Errno, Pid, SysError};
@@ -90,7 +91,7 @@ struct End {
     slept: u64,
 }
 
-/// What became of the attempt to use one thread.
+/// The outcome of an attempt to use one thread.
 enum Attempt {
     /// The thread stands, and makes calls.
     Begun(Box<Begun>),
@@ -205,16 +206,20 @@ impl Seeker<'_> {
         kinds.flat_map(|kind| kind.iter().take(OF_A_KIND)).copied().collect()
     }
 
+    /// Returns a function that tells whether calls on a socket of the process can time out.
+    fn has_timeout(&self) -> impl Fn(i32, Direction) -> bool {
+        let AttachOrder { target, workers, .. } = *self.order;
+        move |fd, direction| workers.has_timeout(target, fd, direction)
+    }
+
     /// Returns how a thread in this state would take a stop now.
     fn takes(&self, tid: Pid, state: u8) -> Takes {
-        let AttachOrder { target, workers, .. } = *self.order;
-        let has_timeout = |fd, direction| workers.has_timeout(target, fd, direction);
         let takes = match state {
             // Stopped by a signal: what it was doing is interrupted already.
             b'T' => Takes::Asleep,
             // Nothing wakes such a thread, and once seized it could not be let go.
             b'D' => Takes::Badly,
-            _ => threads::takes(&target.process, tid, &has_timeout),
+            _ => threads::takes(&self.order.target.process, tid, &self.has_timeout()),
         };
         let may_not =
             || self.end_in(self.waits, tid).is_some_and(|end| !is_before(end) && !is_over(end));
@@ -251,7 +256,7 @@ impl Seeker<'_> {
         if let Some(at) = self.end_in(self.waits, tid) {
             return Some(End { at, slept });
         }
-        let (_, timeout) = threads::timeout_of(&target.process, target.space.memory(), tid)?;
+        let timeout = threads::timeout_of(&target.process, target.space.memory(), tid)?;
         let left = timeout.checked_sub(beside.idle_time(tid)?)?;
         let at = now().checked_add(u64::try_from(left.as_millis()).ok()?)?;
         Some(End { at, slept })
@@ -338,10 +343,9 @@ impl Seeker<'_> {
         };
         match running::begin(self.snapshot, target, self.gadgets, &stopped, now, permission) {
             Ok(Ok(mut session)) => {
-                let AttachOrder { workers, .. } = *self.order;
-                let has_timeout = |fd, direction| workers.has_timeout(target, fd, direction);
-                let memory = target.space.memory();
-                let cut = cut_short(&target.process, memory, &stopped.registers, now, &has_timeout);
+                let (process, memory) = (&target.process, target.space.memory());
+                let has_timeout = self.has_timeout();
+                let cut = cut_short(process, memory, &stopped.registers, now, &has_timeout);
                 if let Some(cut) = cut {
                     let deadline = Instant::now() + FOR_THE_REST;
                     session.complete(&target.process, &mut stopped, &cut, deadline)?;

@@ -63,7 +63,7 @@ pub fn plan(process: &ProcDir, edges: EdgePolicy, pages: Pages) -> Result<Starte
 /// How long a plan counts for other processes of the same program. A family of processes is looked at one after the other.
 const RECENT: Duration = Duration::from_secs(1);
 
-/// What a plan rests on, beside the page cache.
+/// The inputs of a plan, beside the page cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Basis {
     exe: Version,

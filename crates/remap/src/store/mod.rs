@@ -153,7 +153,7 @@ impl Store {
         }
         let directory = self.place_for(order.original, order.path)?;
         let _proof = proof::of(order.original, order.path, directory)?;
-        // What was read before the proof is not proved.
+        // The proof covers only what is read after it.
         let wanted = Wanted::read(order.original, order.path, self.pages, order.bias)?;
         let file = build::build(directory, &wanted, order)?;
         Ok(wanted.found(directory, file))

@@ -77,13 +77,13 @@ fn tracer<T: Serialize + DeserializeOwned>(
     })?;
     for _ in pids {
         let failure = match tracer.next(clock::limit(patience)) {
-            Ok(Next::Answer(answer)) => {
+            Ok(answer) => {
                 answers.push(answer);
                 continue;
             }
-            Ok(Next::Ended) => break,
-            Ok(Next::Late) => unfinished(patience),
-            Err(failure) => failure,
+            Err(NoAnswer::Ended) => break,
+            Err(NoAnswer::Late) => unfinished(patience),
+            Err(NoAnswer::Failed(failure)) => failure,
         };
         end(tracer.pid, SOON);
         return Err(failure);
@@ -153,52 +153,49 @@ impl Tracer {
     /// not count.
     ///
     /// # Errors
-    /// `helper_died`: the answer cannot be read; `fork_failed`: this process cannot wait for it.
-    fn next<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<Next<T>, Failure> {
+    /// The reason why there is none.
+    fn next<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<T, NoAnswer> {
         let mut len = [0; size_of::<u32>()];
-        match self.fill(&mut len, patience)? {
-            Next::Answer(()) => {}
-            Next::Ended => return Ok(Next::Ended),
-            Next::Late => return Ok(Next::Late),
-        }
+        self.fill(&mut len, patience)?;
         let mut text = vec![0; u32::from_le_bytes(len) as usize];
-        Ok(match self.fill(&mut text, patience)? {
-            Next::Answer(()) => {
-                let answer = serde_json::from_slice(&text);
-                Next::Answer(answer.map_err(Failure::of(FailureKind::HelperDied))?)
-            }
-            Next::Ended => Next::Ended,
-            Next::Late => Next::Late,
-        })
+        self.fill(&mut text, patience)?;
+        let answer = serde_json::from_slice(&text);
+        Ok(answer.map_err(Failure::of(FailureKind::HelperDied))?)
     }
 
     /// Fills `buffer` from the socket.
-    fn fill(&mut self, buffer: &mut [u8], patience: Duration) -> Result<Next<()>, Failure> {
+    fn fill(&mut self, buffer: &mut [u8], patience: Duration) -> Result<(), NoAnswer> {
         let mut filled = 0;
         while filled < buffer.len() {
             let is_readable = self.output.until(&self.answers, patience);
             if !is_readable.map_err(Failure::of(FailureKind::ForkFailed))? {
-                return Ok(Next::Late);
+                return Err(NoAnswer::Late);
             }
             match self.answers.read(&mut buffer[filled..]) {
-                Ok(0) => return Ok(Next::Ended),
+                Ok(0) => return Err(NoAnswer::Ended),
                 Ok(count) => filled += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Failure::of(FailureKind::HelperDied)(error)),
+                Err(error) => return Err(Failure::of(FailureKind::HelperDied)(error).into()),
             }
         }
-        Ok(Next::Answer(()))
+        Ok(())
     }
 }
 
-/// What came of a wait for an answer.
-enum Next<T> {
-    /// The answer.
-    Answer(T),
-    /// The tracer ended without an answer.
+/// The reason why there is no answer.
+enum NoAnswer {
+    /// The tracer ended without one.
     Ended,
-    /// There was no answer in time.
+    /// There was none in time.
     Late,
+    /// `helper_died`: it cannot be read. `fork_failed`: this process cannot wait for it.
+    Failed(Failure),
+}
+
+impl From<Failure> for NoAnswer {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
 }
 
 /// Has `work` examine processes of other credentials, in a process of its own, and returns its answer. That process is ended
@@ -215,17 +212,17 @@ pub fn apart<T: Serialize + DeserializeOwned>(
     })?;
     let next = tracer.next(clock::limit(patience));
     end(tracer.pid, SOON);
-    match next? {
-        Next::Answer(answer) => Ok(answer),
-        Next::Ended => {
+    next.map_err(|why| match why {
+        NoAnswer::Ended => {
             let what = "the process that looked at it ended without an answer";
-            Err(Failure::new(FailureKind::HelperDied, what))
+            Failure::new(FailureKind::HelperDied, what)
         }
-        Next::Late => {
+        NoAnswer::Late => {
             let what = format!("it could not be looked at in {} s", patience.as_secs());
-            Err(Failure::new(FailureKind::Deadline, what))
+            Failure::new(FailureKind::Deadline, what)
         }
-    }
+        NoAnswer::Failed(failure) => failure,
+    })
 }
 
 /// Returns when work that begins now, and may take that long, must have ended.

@@ -25,11 +25,12 @@ mod reads_apart;
 pub use apart::{Aside, apart, apart_as_its_user, each_apart, time_out_of, unfinished};
 pub(crate) use fetcher::Fetcher;
 use reader::Reader;
+use reads_apart::lock;
 pub(crate) use reads_apart::{OpenApart, ReadsApart, SameBytes, Wanted};
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tiexec_core::proc::status::Credentials;
@@ -68,13 +69,6 @@ struct ReaderOfAll {
 /// Open files, each in the state in which it was when it was opened.
 type OpenFiles = Vec<(Version, Arc<OpenApart>)>;
 
-impl ReaderOfAll {
-    fn opened(&self) -> MutexGuard<'_, OpenFiles> {
-        // The list is valid between any two statements.
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
 impl Workers {
     /// Returns no workers: for processes of this process's own credentials.
     pub const fn none() -> Self {
@@ -103,7 +97,7 @@ impl Workers {
     /// The file that the reader has open was checked as a file of a process of the same credentials. While it is open, no
     /// other file can have its identity.
     pub(crate) fn known(&self, file: &PathFile) -> Option<Arc<OpenApart>> {
-        let opened = self.reader.as_ref()?.opened();
+        let opened = lock(&self.reader.as_ref()?.opened);
         let version = file.version().ok()?;
         opened.iter().find(|(known, _)| *known == version).map(|(_, opened)| Arc::clone(opened))
     }
@@ -118,7 +112,7 @@ impl Workers {
         let version = file.version();
         let opened = Arc::new(OpenApart::open(&of_all.reader, file)?);
         if let Ok(version) = version {
-            of_all.opened().push((version, Arc::clone(&opened)));
+            lock(&of_all.opened).push((version, Arc::clone(&opened)));
         }
         Ok(Some(opened))
     }

@@ -31,8 +31,7 @@ use tiexec_sys::reopen::PathFile;
 use tiexec_sys::seqpacket::{LONGEST, Packets};
 use tiexec_tracee::Failure;
 
-use super::reads_apart::ReadsApart;
-use super::{IN_A_STOP, Worker};
+use super::{IN_A_STOP, ReadsApart, Wanted, Worker};
 use crate::credentials::place;
 use crate::file_facts::FileFacts;
 use crate::image::{Filled, Memory, Source, Staged};
@@ -233,15 +232,14 @@ impl ReadsApart for Reader {
     fn make_image(
         &self,
         id: u32,
-        parts: Option<&Parts>,
+        wanted: &Wanted,
         name: &str,
-        spans: &[Span],
-        memory: Memory<'_>,
         deadline: Instant,
     ) -> Result<Image, Failure> {
         self.must_be_paid()?;
+        let Wanted { spans, parts, backing, pages, nodes } = wanted;
         let edges = || spans.iter().filter(|span| span.edge);
-        let parts = parts.map(|parts| {
+        let parts = parts.as_ref().map(|parts| {
             let of_edges = edges().flat_map(|span| parts.within(span.range));
             of_edges
                 .map(|part| {
@@ -255,9 +253,9 @@ impl ReadsApart for Reader {
             name: name.to_owned(),
             spans: spans.iter().map(wire).collect(),
             parts,
-            backing: memory.backing,
-            pages: wire_pages(memory.pages),
-            nodes: memory.nodes.to_vec(),
+            backing: *backing,
+            pages: wire_pages(*pages),
+            nodes: nodes.clone(),
             millis,
         };
         self.ask(&Request::Make(Box::new(make)), None)?;

@@ -16,7 +16,6 @@ use tiexec_sys::reopen::PathFile;
 use tiexec_tracee::Failure;
 
 use crate::file_facts::FileFacts;
-use crate::image::Memory;
 use crate::images::Image;
 use crate::pagecache;
 
@@ -50,17 +49,15 @@ pub(crate) trait ReadsApart: Debug + Send + Sync {
         deadline: Instant,
     ) -> Result<pagecache::Prepared, Failure>;
 
-    /// Returns an image of `spans`, made now or before.
+    /// Returns the image, made now or before. maps will show it by `name`.
     ///
     /// # Errors
     /// As [`Images::get`](crate::images::Images::get) and [`headroom::charged_to`](crate::headroom::charged_to); `helper_died`.
     fn make_image(
         &self,
         id: u32,
-        parts: Option<&Parts>,
+        wanted: &Wanted,
         name: &str,
-        spans: &[Span],
-        memory: Memory<'_>,
         deadline: Instant,
     ) -> Result<Image, Failure>;
 
@@ -129,31 +126,37 @@ impl OpenApart {
 
     /// Returns whether a copy was found to have these bytes, in another process of the same credentials.
     pub(crate) fn is_same(&self, bytes: &SameBytes) -> bool {
-        self.same().contains(bytes)
+        lock(&self.same).contains(bytes)
     }
 
     /// Notes that a copy has these bytes.
     pub(crate) fn note_same(&self, bytes: SameBytes) {
-        self.same().push(bytes);
+        lock(&self.same).push(bytes);
     }
 
-    /// Returns the image if the reader has made it, for another process.
-    pub(crate) fn image(&self, wanted: &Wanted) -> Option<Arc<Image>> {
-        let images = lock(&self.images);
-        images.iter().find(|(made, _)| made == wanted).map(|(_, image)| Arc::clone(image))
-    }
-
-    /// Notes an image that the reader has made.
-    pub(crate) fn note_image(&self, made: Wanted, image: &Arc<Image>) {
-        lock(&self.images).push((made, Arc::clone(image)));
-    }
-
-    fn same(&self) -> MutexGuard<'_, Vec<SameBytes>> {
-        lock(&self.same)
+    /// Returns the image. The reader makes it once for all processes that need an equal one, if there is `room` for it.
+    ///
+    /// # Errors
+    /// As [`ReadsApart::make_image`], and those of `room`.
+    pub(crate) fn image(
+        &self,
+        wanted: Wanted,
+        name: &str,
+        room: impl FnOnce() -> Result<(), Failure>,
+        deadline: Instant,
+    ) -> Result<Arc<Image>, Failure> {
+        let mut images = lock(&self.images);
+        if let Some((_, image)) = images.iter().find(|(made, _)| *made == wanted) {
+            return Ok(Arc::clone(image));
+        }
+        room()?;
+        let image = Arc::new(self.reader.make_image(self.id, &wanted, name, deadline)?);
+        images.push((wanted, Arc::clone(&image)));
+        Ok(image)
     }
 }
 
 /// Locks a list, which is valid between any two statements.
-fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
+pub(super) fn lock<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     list.lock().unwrap_or_else(PoisonError::into_inner)
 }
