@@ -11,14 +11,9 @@ use std::path::Path;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use tiexec_advise::canary::Finding;
-use tiexec_core::config::Settings;
-use tiexec_core::select::Select;
 use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::locked_target::{LONGEST, LockedTarget, look_for_text_of_ours, start_time};
-use tiexec_engine::policy::policy;
 use tiexec_remap::Failure;
-use tiexec_remap::attach::revert;
-use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
@@ -179,10 +174,7 @@ impl Turn<'_> {
 /// Reverts one process, in a child process.
 fn take_back(pid: Pid) -> Result<(), String> {
     let one = |pid, pool: &mut Pool| {
-        let locked = LockedTarget::open_with(pid, pool)?;
-        let policy = policy(&Settings::default(), false)?;
-        let reverted = revert(&locked.order(Policy { select: Select::ALL, ..policy }))?;
-        locked.record_revert(&reverted);
+        let reverted = LockedTarget::open_with(pid, pool)?.revert_once(false)?;
         reverted.failure.map_or(Ok(()), Err)
     };
     let gave_up = |_, failure: &Failure| Err(failure.clone());

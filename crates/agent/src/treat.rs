@@ -1,16 +1,13 @@
 //! The work on processes, in a child process: the agent itself never changes a process.
 //!
-//! The child notes each start and each outcome in a memory file, which the agent reads afterwards. The agent therefore
-//! knows what was done even if the child did not finish.
+//! The child says which program it is about to change, and then the outcome. The agent therefore knows what was begun even if
+//! the child did not finish.
 
-use std::collections::HashSet;
-use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 use tiexec_core::config::Settings;
 use tiexec_core::coverage::huge_by_backing;
@@ -18,13 +15,13 @@ use tiexec_core::proc::maps::FileId;
 use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_engine::hottest::Hot;
 use tiexec_engine::identity::Identity;
-use tiexec_engine::locked_target::{LOOKING, LockedTarget, carry_out};
+use tiexec_engine::locked_target::{LOOKING, LockedTarget, Treated};
 use tiexec_engine::policy::policy;
 use tiexec_engine::retry::may_pass;
 use tiexec_remap::build_id::{build_id, text_key};
 use tiexec_remap::images::Images;
 use tiexec_remap::mapped::{Copied, copies};
-use tiexec_remap::workers::{self, Aside, Pool};
+use tiexec_remap::workers::{self, Aside, Heard, Pool, Said};
 use tiexec_remap::{Failure, open_exe};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas};
@@ -94,64 +91,16 @@ impl Outcome {
     }
 }
 
-/// A line of the memory file.
-#[derive(Serialize, Deserialize)]
-enum Note {
-    /// The program of the process is known, and nothing is changed yet.
-    Known { pid: i32, file: FileState, build: Build },
-    /// From now on the process may be changed.
-    Began { pid: i32, file: FileState, build: Build },
-    /// The work on it has ended.
-    Done { pid: i32, outcome: Outcome },
-}
+/// A program as the agent knows it: its file, and the build that it is.
+pub(crate) type Program = (FileState, Build);
 
 /// Everything that is known about the work on one process.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     /// Its program, if the work began or a canary has to come first.
-    pub(crate) build: Option<(FileState, Build)>,
-    /// `None` if the work did not finish.
-    pub(crate) outcome: Option<Outcome>,
-}
-
-/// The memory file with the notes of a child process.
-struct Notes(File);
-
-impl Notes {
-    fn new() -> Result<Self, String> {
-        let notes = memfd_create(c"tiexecd-notes", MemfdFlags::CLOEXEC);
-        notes.map(|file| Self(file.into())).map_err(|errno| errno.to_string())
-    }
-
-    fn write(&self, note: &Note) {
-        if let Ok(mut line) = serde_json::to_string(note) {
-            line.push('\n');
-            let _no_memory = (&self.0).write_all(line.as_bytes());
-        }
-    }
-
-    /// Reads what is known about the work on each of these processes.
-    fn read(mut self, pids: &[Pid]) -> Result<Vec<Told>, String> {
-        let mut told: Vec<Told> = pids.iter().map(|_| Told::default()).collect();
-        let place = |raw: i32| pids.iter().position(|pid| pid.as_raw_nonzero().get() == raw);
-        self.0.seek(SeekFrom::Start(0)).map_err(|error| error.to_string())?;
-        for line in BufReader::new(&self.0).lines().map_while(Result::ok) {
-            match serde_json::from_str(&line) {
-                Ok(Note::Known { pid, file, build } | Note::Began { pid, file, build }) => {
-                    if let Some(at) = place(pid) {
-                        told[at].build = Some((file, build));
-                    }
-                }
-                Ok(Note::Done { pid, outcome }) => {
-                    if let Some(at) = place(pid) {
-                        told[at].outcome = Some(outcome);
-                    }
-                }
-                Err(_cut) => {}
-            }
-        }
-        Ok(told)
-    }
+    pub(crate) program: Option<Program>,
+    /// The outcome, or why the work did not finish. `None` if the agent itself ended the work.
+    pub(crate) outcome: Option<Result<Outcome, Failure>>,
 }
 
 /// The knowledge of the agent on which the work depends.
@@ -168,87 +117,87 @@ pub(crate) struct Given<'a> {
 }
 
 /// Does the jobs one after the other, in a child process. Returns what is known about each job. `counted` are the copies
-/// that count already.
-///
-/// # Errors
-/// There is no memory for the notes.
+/// that count already. `gave_up` is called after each job that did not finish.
 pub(crate) fn all(
     jobs: &[Job<'_>],
     mut given: Given<'_>,
     mut counted: HashSet<FileId>,
-    mut gave_up: impl FnMut(Pid, &Failure),
-) -> Result<Vec<Told>, String> {
-    let notes = Notes::new()?;
+    mut gave_up: impl FnMut(),
+) -> Vec<Told> {
     let pids: Vec<Pid> = jobs.iter().map(|job| job.pid).collect();
     let mut images = Images::default();
-    let _said_by_notes: Vec<()> = workers::each_apart(
+    let mut programs = HashMap::new();
+    let outcomes = workers::each_apart_noting(
         &pids,
         LONGEST,
-        |pid, pool| {
-            let Some(job) = jobs.iter().find(|job| job.pid == pid) else { return };
-            let outcome = one(job, given, &mut images, pool, &notes);
+        |pid, pool, note| {
+            let job = jobs.iter().find(|job| job.pid == pid);
+            let job = job.ok_or_else(|| Failure::new(FailureKind::TargetGone, ""))?;
+            let outcome = one(job, given, &mut images, pool, note);
             let new = outcome.copies.iter().filter(|(copy, _)| counted.insert(*copy));
             let new: u64 = new.map(|(_, bytes)| bytes).sum();
             given.copies_left = given.copies_left.saturating_sub(new);
-            notes.write(&Note::Done { pid: pid.as_raw_nonzero().get(), outcome });
+            Ok(outcome)
         },
-        &mut gave_up,
+        |pid, program| {
+            programs.insert(pid, program);
+        },
+        |_, failure| {
+            gave_up();
+            Err(failure.clone())
+        },
     );
-    notes.read(&pids)
+    let told = |(pid, outcome)| Told { program: programs.remove(pid), outcome: Some(outcome) };
+    pids.iter().zip(outcomes).map(told).collect()
 }
 
 /// The work on one process, in a child process that nobody waits for. Dropping this value ends the work.
 pub(crate) struct Running {
-    pid: Pid,
-    notes: Notes,
-    work: Aside,
+    work: Aside<Said<Program, Outcome>>,
     until: Instant,
+    told: Told,
 }
 
 impl Running {
     /// Begins a job.
     ///
     /// # Errors
-    /// The notes get no memory, or the work gets no process.
-    pub(crate) fn begin(job: &Job<'_>, given: Given<'_>) -> Result<Self, String> {
-        let notes = Notes::new()?;
-        let pid = job.pid;
-        let work = Aside::start(|answers| {
-            let outcome = one(job, given, &mut Images::default(), &mut Pool::default(), &notes);
-            notes.write(&Note::Done { pid: pid.as_raw_nonzero().get(), outcome });
-            let _unheard = answers.write_all(&[0]);
-        });
-        let work = work.map_err(|failure| failure.to_string())?;
-        Ok(Self { pid, notes, work, until: workers::time_out_of(LONGEST) })
+    /// The work gets no process.
+    pub(crate) fn begin(job: &Job<'_>, given: Given<'_>) -> Result<Self, Failure> {
+        let work = Aside::start(|to| {
+            let note = &mut |program| {
+                let _unheard = to.send(&Said::Note(program));
+            };
+            let outcome = one(job, given, &mut Images::default(), &mut Pool::default(), note);
+            let _unheard = to.send(&Said::Answer(outcome));
+        })?;
+        Ok(Self { work, until: workers::time_out_of(LONGEST), told: Told::default() })
     }
 
-    /// Returns a descriptor that is readable once the work has ended.
+    /// Returns a descriptor that is readable once the work has something to say.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.work.answers().as_fd()
+        self.work.as_fd()
     }
 
-    /// Returns whether the work has ended, or takes too long.
-    pub(crate) fn is_over(&self) -> bool {
-        let waits = |error: &std::io::Error| error.kind() == ErrorKind::WouldBlock;
-        let answer = self.work.answers().read(&mut [0]);
-        !answer.as_ref().is_err_and(waits) || Instant::now() >= self.until
+    /// Takes in what the work has said. Returns whether it has ended, or takes too long.
+    pub(crate) fn is_over(&mut self) -> bool {
+        while self.told.outcome.is_none() {
+            let ended = || Err(Failure::new(FailureKind::HelperDied, "its tracer ended"));
+            match self.work.hear() {
+                Heard::Message(Said::Note(program)) => self.told.program = Some(program),
+                Heard::Message(Said::Answer(outcome)) => self.told.outcome = Some(Ok(outcome)),
+                Heard::Nothing if Instant::now() < self.until => return false,
+                Heard::Nothing => self.told.outcome = Some(Err(workers::unfinished(LONGEST))),
+                Heard::End => self.told.outcome = Some(ended()),
+            }
+        }
+        true
     }
 
-    /// Ends the work. Returns what is known about it, and why it did not finish if it was [over](Self::is_over).
-    ///
-    /// # Errors
-    /// The notes cannot be read.
-    pub(crate) fn end(self) -> Result<(Told, Option<String>), String> {
-        let (is_over, is_late) = (self.is_over(), Instant::now() >= self.until);
-        let Self { pid, notes, work, .. } = self;
-        drop(work);
-        let told = notes.read(&[pid])?.pop().unwrap_or_default();
-        let failure = match is_late {
-            true => workers::unfinished(LONGEST),
-            false => Failure::new(FailureKind::HelperDied, "its tracer ended"),
-        };
-        let is_unfinished = is_over && told.outcome.is_none();
-        Ok((told, is_unfinished.then(|| failure.to_string())))
+    /// Ends the work. Returns what is known about it.
+    pub(crate) fn end(mut self) -> Told {
+        self.is_over();
+        self.told
     }
 }
 
@@ -257,7 +206,7 @@ fn one(
     given: Given<'_>,
     images: &mut Images,
     pool: &mut Pool,
-    notes: &Notes,
+    note: &mut dyn FnMut(Program),
 ) -> Outcome {
     let Given { known, state, verdicts, copies_left } = given;
     if let Some(off) = off::now() {
@@ -296,7 +245,7 @@ fn one(
                 return Outcome { text_bytes, ..Outcome::of("not_better", detail) };
             }
             Standing::Unknown => {
-                notes.write(&Note::Known { pid: job.pid.as_raw_nonzero().get(), file, build });
+                note((file, build));
                 let detail = "no canary has found this build to be better on this machine";
                 return Outcome { text_bytes, ..Outcome::of("canary_required", detail) };
             }
@@ -320,19 +269,21 @@ fn one(
     if job.had_copies && locked.has_text_of_ours() == Some(false) {
         return Outcome { text_bytes, ..Outcome::of("reverted", "somebody has reverted it") };
     }
-    notes.write(&Note::Began { pid: job.pid.as_raw_nonzero().get(), file, build });
+    // From now on the process may be changed.
+    note((file, build));
     attach(&locked, settings, images)
 }
 
 fn attach(locked: &LockedTarget, settings: &Settings, images: &mut Images) -> Outcome {
     let done = match settings.max_huge_pages {
-        None => policy(settings, false).and_then(|policy| carry_out(&locked.order(policy), images)),
+        None => policy(settings, false)
+            .and_then(|policy| locked.treat_once(&locked.order(policy), images)),
         Some(budget) => Hot::sample(&[locked.target.pid], budget, settings, false)
             .map_err(Failure::of(FailureKind::ProcUnavailable))
-            .and_then(|hot| hot.carry_out(locked, images)),
+            .and_then(|hot| hot.treat_once(locked, images)),
     };
-    let (attached, report) = match done {
-        Ok(done) => done,
+    let Treated { attached, report } = match done {
+        Ok(treated) => treated,
         Err(failure) => {
             locked.record_refusal(&failure);
             let has_copies = locked.has_text_of_ours() == Some(true);
@@ -345,7 +296,6 @@ fn attach(locked: &LockedTarget, settings: &Settings, images: &mut Images) -> Ou
             };
         }
     };
-    locked.record_attach(&attached);
     let outcome = match &attached.failure {
         None => Outcome::of("ok", ""),
         Some(failure) => Outcome::failed(failure),
@@ -406,7 +356,7 @@ fn text_bytes(process: &ProcDir) -> u64 {
 fn build_of(
     process: &ProcDir,
     known: &dyn Fn(&FileState) -> Option<Build>,
-) -> Result<(FileState, Build), Failure> {
+) -> Result<Program, Failure> {
     let exe = open_exe(process)?;
     let meta = exe.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
     let file = FileState {

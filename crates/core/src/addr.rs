@@ -4,9 +4,11 @@
 //! no bare operators on it; arithmetic is checked, because addresses come from the kernel's text
 //! and from files that nobody vouches for.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use serde::{Serialize, Serializer};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// An address in the target's address space, in bytes. Cannot be dereferenced here.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -78,10 +80,31 @@ impl Serialize for RemoteAddr {
     }
 }
 
+impl<'de> Deserialize<'de> for RemoteAddr {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let digits = <Cow<'de, str>>::deserialize(deserializer)?;
+        u64::from_str_radix(&digits, 16).map(Self).map_err(D::Error::custom)
+    }
+}
+
 /// A page size in bytes: a power of two, read from the kernel, never written into the code.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
-#[serde(transparent)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(try_from = "u64", into = "u64")]
 pub struct PageSize(u64);
+
+impl TryFrom<u64> for PageSize {
+    type Error = &'static str;
+
+    fn try_from(bytes: u64) -> Result<Self, Self::Error> {
+        Self::new(bytes).ok_or("no power of two")
+    }
+}
+
+impl From<PageSize> for u64 {
+    fn from(size: PageSize) -> Self {
+        size.0
+    }
+}
 
 impl PageSize {
     /// Returns the page size of `bytes`, or `None` if that is not a power of two.
@@ -101,7 +124,7 @@ impl PageSize {
 }
 
 /// The page sizes that a plan uses.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Pages {
     /// The architecture's smallest page (`sysconf(_SC_PAGESIZE)`).
     pub base: PageSize,
@@ -111,10 +134,26 @@ pub struct Pages {
 }
 
 /// A range of addresses `start..end` in the target; `start <= end`, and empty where they are equal.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(try_from = "Ends")]
 pub struct AddrRange {
     start: RemoteAddr,
     end: RemoteAddr,
+}
+
+/// A range that need not be valid.
+#[derive(Deserialize)]
+struct Ends {
+    start: RemoteAddr,
+    end: RemoteAddr,
+}
+
+impl TryFrom<Ends> for AddrRange {
+    type Error = &'static str;
+
+    fn try_from(Ends { start, end }: Ends) -> Result<Self, Self::Error> {
+        Self::new(start, end).ok_or("the end is before the start")
+    }
 }
 
 impl AddrRange {
@@ -233,6 +272,26 @@ mod tests {
         assert_eq!(short.align_inward(PMD), None);
         let top = AddrRange::new(RemoteAddr(u64::MAX - 10), RemoteAddr(u64::MAX)).unwrap();
         assert_eq!(top.align_inward(PMD), None);
+    }
+
+    #[test]
+    fn json_of_a_range_and_of_pages_comes_back() {
+        let text = r#"{"start":"00600000","end":"7f0000c00000"}"#;
+        let range: AddrRange = serde_json::from_str(text).unwrap();
+        assert_eq!(range.start(), RemoteAddr(0x60_0000));
+        assert_eq!(serde_json::to_string(&range).unwrap(), text);
+        let text = r#"{"base":4096,"pmd":2097152}"#;
+        let pages: Pages = serde_json::from_str(text).unwrap();
+        assert_eq!(pages.pmd, PMD);
+        assert_eq!(serde_json::to_string(&pages).unwrap(), text);
+    }
+
+    #[test]
+    fn json_of_no_range_and_of_no_page_is_refused() {
+        for text in [r#"{"start":"2","end":"1"}"#, r#"{"start":"x","end":"1"}"#, "{}"] {
+            assert!(serde_json::from_str::<AddrRange>(text).is_err(), "{text}");
+        }
+        assert!(serde_json::from_str::<PageSize>("3").is_err());
     }
 
     #[test]

@@ -13,13 +13,15 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use serde::{Deserialize, Serialize};
+
 use crate::addr::{AddrRange, PageSize, RemoteAddr};
 use crate::elf::LoadSegment;
 use crate::order;
 use crate::proc::maps::{FileId, Vma};
 
 /// Base pages that hold bytes of the file, unwritten.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Part {
     /// Its addresses; whole base pages.
     pub range: AddrRange,

@@ -11,7 +11,7 @@ use crate::coverage::{FileCoverage, apart_from_small, small_files};
 use crate::escape::{self, AsShown};
 use crate::numa;
 use crate::order;
-use crate::plan::{Backing, Span, start_and_end};
+use crate::plan::{Backing, Span};
 use crate::skip::Reason;
 
 /// The version of the JSON form. A new field does not change it; a new meaning of a field increases it.
@@ -98,7 +98,7 @@ pub struct AttachCost {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct JitArea {
     /// Its addresses.
-    #[serde(flatten, serialize_with = "start_and_end")]
+    #[serde(flatten)]
     pub range: AddrRange,
     /// Bytes of the huge pages of it that are populated to at least a half.
     pub populated_bytes: u64,

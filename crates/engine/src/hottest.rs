@@ -8,17 +8,16 @@ use tiexec_advise::samples::Tally;
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::budget::{Budget, Choice};
 use tiexec_core::config::{BackingChoice, Settings};
-use tiexec_core::report::Report;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{Attached, attach};
+use tiexec_remap::attach::attach;
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
 use tiexec_sys::perf_sampler::Heirs;
 use tiexec_sys::{Pid, SysError, areas, processor};
 
 use crate::follow::Tell;
-use crate::locked_target::{LONGEST, LockedTarget, carry_out};
+use crate::locked_target::{LONGEST, LockedTarget, Treated};
 use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
@@ -101,22 +100,22 @@ impl Hot {
         Ok(choose(self.budget, &heat))
     }
 
-    /// Takes the hottest huge pages of a process; the report says which.
+    /// Treats a process once: takes its hottest huge pages. The report says which.
     ///
     /// # Errors
-    /// The work could not begin; the process is as it was.
-    pub fn carry_out(
+    /// As [`LockedTarget::treat_once`].
+    pub fn treat_once(
         &self,
         locked: &LockedTarget,
         images: &mut Images,
-    ) -> Result<(Attached, Report), Failure> {
+    ) -> Result<Treated, Failure> {
         let choice = self.choose(locked)?;
         let allowed: Vec<RemoteAddr> = choice.pages.iter().map(|page| page.start).collect();
         let mut order = locked.order(self.policy);
         order.allowed = Some(&allowed);
-        let (attached, mut report) = carry_out(&order, images)?;
-        report.budget = Some(choice);
-        Ok((attached, report))
+        let mut treated = locked.treat_once(&order, images)?;
+        treated.report.budget = Some(choice);
+        Ok(treated)
     }
 }
 
@@ -143,13 +142,12 @@ pub fn look_after(
     let end = Instant::now() + PATIENCE;
     loop {
         let done = LockedTarget::open(program).and_then(|locked| {
-            let done = hot.carry_out(&locked, &mut Images::default());
+            let done = hot.treat_once(&locked, &mut Images::default());
             done.map(|done| (locked, done))
         });
         match done {
-            Ok((locked, (attached, report))) => {
-                locked.record_attach(&attached);
-                tell(&locked, &attached, &report);
+            Ok((locked, treated)) => {
+                tell(&locked, &treated);
                 return Ok(());
             }
             Err(failure) if may_pass(failure.reason) && Instant::now() < end => {

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use tiexec_core::config::Settings;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::stat;
 use tiexec_core::report::Report;
 use tiexec_core::skip::FailureKind;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{
-    AttachOrder, Attached, PrivateCopies, Reverted, attach, attach_here, collapse_jit,
+    AttachOrder, Attached, PrivateCopies, Reverted, attach, attach_here, collapse_jit, revert,
+    revert_here,
 };
 use tiexec_remap::images::Images;
 use tiexec_remap::lock::Lock;
@@ -21,7 +23,7 @@ use tiexec_tracee::executor::Local;
 use tiexec_tracee::target::Target;
 
 use crate::journal::Record;
-use crate::policy::unsupported;
+use crate::policy::{policy, unsupported};
 
 /// How long staging may take: the process runs meanwhile.
 const STAGING: Duration = Duration::from_secs(30);
@@ -126,23 +128,61 @@ impl LockedTarget {
         mapped::has_text_of_ours(&self.target.process, thp::pages()?)
     }
 
-    /// Writes a record of an attach, if it did something to the process.
-    pub fn record_attach(&self, attached: &Attached) {
+    /// Treats the process once: puts the selected text onto huge pages. The journal gets a record if that did something to
+    /// the process.
+    ///
+    /// # Errors
+    /// The work could not begin; the process is as it was. The journal gets no record, because the caller may try again.
+    pub fn treat_once(
+        &self,
+        order: &AttachOrder<'_>,
+        images: &mut Images,
+    ) -> Result<Treated, Failure> {
+        let treated = treated(order, || attach(order, images))?;
+        let attached = &treated.attached;
         if attached.touched_it() {
             self.record("attach", attached.plan.huge_bytes(), attached.failure.as_ref());
         }
+        Ok(treated)
     }
 
-    /// Writes a record of an attach that could not begin.
+    /// Does the same with this very process; the calling thread makes the system calls. The journal gets no record.
+    ///
+    /// # Errors
+    /// As [`treat_once`](Self::treat_once).
+    pub fn treat_here(
+        &self,
+        order: &AttachOrder<'_>,
+        images: &mut Images,
+        local: Local,
+    ) -> Result<Treated, Failure> {
+        treated(order, || attach_here(order, images, local))
+    }
+
+    /// Writes a record of work that could not begin and is not tried again.
     pub fn record_refusal(&self, failure: &Failure) {
         self.record("attach", 0, Some(failure));
     }
 
-    /// Writes a record of a revert, if it did something to the process.
-    pub fn record_revert(&self, reverted: &Reverted) {
+    /// Puts the file's own text back, once. With `dry_run`, only looks. The journal gets a record if that did something to
+    /// the process.
+    ///
+    /// # Errors
+    /// The work could not begin; the process is as it was.
+    pub fn revert_once(&self, dry_run: bool) -> Result<Reverted, Failure> {
+        let reverted = revert(&self.order(policy(&Settings::default(), dry_run)?))?;
         if reverted.stop.is_some() {
             self.record("revert", reverted.reverted, reverted.failure.as_ref());
         }
+        Ok(reverted)
+    }
+
+    /// Does the same with this very process; the calling thread makes the system calls. The journal gets no record.
+    ///
+    /// # Errors
+    /// As [`revert_once`](Self::revert_once).
+    pub fn revert_here(&self, local: Local) -> Result<Reverted, Failure> {
+        revert_here(&self.order(policy(&Settings::default(), false)?), local)
     }
 
     fn record(&self, action: &'static str, bytes: u64, failure: Option<&Failure>) {
@@ -171,33 +211,26 @@ pub fn start_time(process: &ProcDir) -> Option<u64> {
     stat::start_time(&process.read("stat").ok()?).ok()
 }
 
-/// Puts the selected text of a process onto huge pages; the report says what the kernel shows afterwards.
-///
-/// # Errors
-/// The work could not begin; the process is as it was.
-pub fn carry_out(
-    order: &AttachOrder<'_>,
-    images: &mut Images,
-) -> Result<(Attached, Report), Failure> {
-    carry_out_by(order, || attach(order, images))
+/// The outcome of treating a process once.
+#[derive(Debug)]
+pub struct Treated {
+    /// The work on its text.
+    pub attached: Attached,
+    /// What the kernel shows afterwards.
+    pub report: Report,
 }
 
-/// Does the same with this very process; the calling thread makes the system calls.
-///
-/// # Errors
-/// The work could not begin; the process is as it was.
-pub fn carry_out_here(
-    order: &AttachOrder<'_>,
-    images: &mut Images,
-    local: Local,
-) -> Result<(Attached, Report), Failure> {
-    carry_out_by(order, || attach_here(order, images, local))
+impl Treated {
+    /// Returns whether anything in the process changed.
+    pub fn changed_it(&self) -> bool {
+        self.attached.touched_it() || self.report.jit.iter().any(|area| area.made_bytes > 0)
+    }
 }
 
-fn carry_out_by(
+fn treated(
     order: &AttachOrder<'_>,
     attach: impl FnOnce() -> Result<Attached, Failure>,
-) -> Result<(Attached, Report), Failure> {
+) -> Result<Treated, Failure> {
     let Policy { select, pages, .. } = order.policy;
     let attached = if select.text() {
         attach()?
@@ -216,7 +249,7 @@ fn carry_out_by(
     let jit = if select.jit { collapse_jit(order)? } else { Vec::new() };
     let mut report = tiexec_remap::attach::report(order, &attached);
     report.jit = jit;
-    Ok((attached, report))
+    Ok(Treated { attached, report })
 }
 
 /// Returns whether the process has text of ours; false if the process cannot be read.

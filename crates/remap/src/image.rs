@@ -8,6 +8,7 @@ use std::fs::File;
 use std::time::Instant;
 
 use rustix::fs::SealFlags;
+use serde::{Deserialize, Serialize};
 use tiexec_core::addr::{AddrRange, PageSize, Pages};
 use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
@@ -32,7 +33,7 @@ pub(crate) fn memfd_name(name: &str) -> String {
 }
 
 /// A part of a span that is staged, and its position in the memfd.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Staged {
     /// The text; begins and ends on a huge page.
     pub span: Span,
@@ -41,7 +42,7 @@ pub struct Staged {
 }
 
 /// The result of filling an image.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Filled {
     /// The parts that can be switched.
     pub staged: Vec<Staged>,

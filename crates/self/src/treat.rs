@@ -3,10 +3,10 @@
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::report::Report;
 use tiexec_core::skip::{FailureKind, SkipReason};
-use tiexec_engine::locked_target::{LockedTarget, carry_out_here, this_process};
+use tiexec_engine::locked_target::{LockedTarget, this_process};
 use tiexec_engine::policy::policy;
 use tiexec_engine::settings::Surroundings;
-use tiexec_remap::attach::{PrivateCopies, Reverted, revert_here};
+use tiexec_remap::attach::{PrivateCopies, Reverted};
 use tiexec_remap::images::Images;
 use tiexec_remap::{Failure, inspect};
 use tiexec_sys::{Errno, SysError, local};
@@ -44,8 +44,7 @@ fn treat(settings: &Settings, copies: PrivateCopies, local: Local) -> Result<Rep
     let mut order = locked.order(policy);
     order.policy.deadline = settings.deadline.unwrap_or(order.policy.deadline);
     order.private_copies = copies;
-    let (_, report) = carry_out_here(&order, &mut Images::default(), local)?;
-    Ok(report)
+    Ok(locked.treat_here(&order, &mut Images::default(), local)?.report)
 }
 
 /// Puts text onto huge pages as a launch does: within the time of a launch, and with copies of libraries only if the
@@ -64,11 +63,7 @@ pub(crate) fn at_start(settings: &Settings) -> Result<Report, Failure> {
 /// # Errors
 /// The work could not begin; the process is as it was. Reasons as those of [`attach`], but never `disabled`.
 pub fn revert() -> Result<Reverted, Failure> {
-    alone(|local| {
-        let locked = LockedTarget::this()?;
-        let policy = policy(&Settings::default(), false)?;
-        revert_here(&locked.order(policy), local)
-    })
+    alone(|local| LockedTarget::this()?.revert_here(local))
 }
 
 /// Reports how much of the text of this process is huge, according to the kernel. Changes nothing.

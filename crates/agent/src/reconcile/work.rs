@@ -173,23 +173,12 @@ impl Agent<'_> {
         let jobs: Vec<Job<'_>> = wanted.iter().map(|one| self.job(one)).collect();
         let counted = self.copies().into_keys().collect();
         let known = |file: &FileState| self.builds.get(file).cloned();
-        let mut stuck = Vec::new();
-        let told = treat::all(&jobs, self.given(&known), counted, |pid, failure| {
+        let told = treat::all(&jobs, self.given(&known), counted, || {
             let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
-            stuck.push((pid, failure.to_string()));
         });
-        let told = match told {
-            Ok(told) => told,
-            Err(why) => {
-                self.cannot_begin(&why);
-                wanted.into_iter().for_each(|one| self.again(one.pid, true));
-                return;
-            }
-        };
         for ((one, hold), told) in wanted.into_iter().zip(held).zip(told) {
-            let why = stuck.iter().find(|(pid, _)| *pid == one.pid).map(|(_, why)| why.as_str());
             let under = Under::of(&self.rules.rules[one.rule]);
-            self.take_in(one, under, hold, told, why);
+            self.take_in(one, under, hold, told);
         }
     }
 
@@ -210,11 +199,6 @@ impl Agent<'_> {
         Given { known, state: &self.state, verdicts: &self.verdicts, copies_left }
     }
 
-    fn cannot_begin(&mut self, why: &str) {
-        let text = format!("cannot begin to work on processes: {why}");
-        self.say_once("memory", Level::Warning, text);
-    }
-
     /// Begins the work on a user's process, for which nobody else waits.
     fn begin_aside(&mut self, one: Wanted) {
         let Some(hold) = Held::of(one.pid, one.facts.identity) else { return };
@@ -224,8 +208,9 @@ impl Agent<'_> {
                 let under = Under::of(&self.rules.rules[one.rule]);
                 self.aside = Some(Aside { one, under, hold, running, begun: Instant::now() });
             }
-            Err(why) => {
-                self.cannot_begin(&why);
+            Err(failure) => {
+                let text = format!("cannot begin to work on processes: {failure}");
+                self.say_once("memory", Level::Warning, text);
                 self.again(one.pid, true);
             }
         }
@@ -243,13 +228,7 @@ impl Agent<'_> {
         if let Some(whose) = one.payer() {
             *self.spent.entry(whose).or_default() += begun.elapsed();
         }
-        match running.end() {
-            Ok((told, why)) => self.take_in(one, under, hold, told, why.as_deref()),
-            Err(why) => {
-                self.cannot_begin(&why);
-                self.again(one.pid, true);
-            }
-        }
+        self.take_in(one, under, hold, running.end());
     }
 
     /// Returns how many bytes of copies may still be made.
@@ -293,30 +272,34 @@ impl Agent<'_> {
     }
 
     /// Handles the outcome for one process.
-    fn take_in(&mut self, one: Wanted, under: Under, hold: Held, told: Told, stuck: Option<&str>) {
+    fn take_in(&mut self, one: Wanted, under: Under, hold: Held, told: Told) {
         let Wanted { pid, facts, rule: _ } = one;
         let Under { name, action, measures } = under;
-        let build = told.build.as_ref().map(|(_, build)| build.clone());
-        if let Some((file, build)) = told.build {
+        let build = told.program.as_ref().map(|(_, build)| build.clone());
+        if let Some((file, build)) = told.program {
             if self.builds.len() >= MOST_BUILDS {
                 self.builds.clear();
             }
             self.builds.insert(file, build.clone());
-            if told.outcome.as_ref().is_none_or(|outcome| outcome.switched) {
+            if !matches!(&told.outcome, Some(Ok(outcome)) if !outcome.switched) {
                 self.guard.add(hold.watch(&facts, &name, build));
                 self.first.entry(facts.shown_exe.clone()).or_insert_with(Instant::now);
             }
         }
         let number = pid.as_raw_nonzero();
         let what = format!("{} {number} (rule {name})", facts.comm.shown());
-        let Some(outcome) = told.outcome else {
-            let why = stuck.unwrap_or("its tracer ended");
-            if stuck.is_some() && !facts.counts_for_all() {
-                self.refused.insert(facts.whose(), Instant::now());
+        let outcome = match told.outcome {
+            Some(Ok(outcome)) => outcome,
+            unfinished => {
+                let failure = unfinished.and_then(Result::err);
+                if failure.is_some() && !facts.counts_for_all() {
+                    self.refused.insert(facts.whose(), Instant::now());
+                }
+                let why = failure.map_or_else(|| "it was stopped".to_owned(), |it| it.to_string());
+                self.say(Level::Warning, &format!("cannot {} {what}: {why}", action.as_str()));
+                self.again(pid, false);
+                return;
             }
-            self.say(Level::Warning, &format!("cannot {} {what}: {why}", action.as_str()));
-            self.again(pid, false);
-            return;
         };
         if let Some(build) = build.filter(|_| outcome.result == "canary_required" && measures) {
             let program = facts.shown_exe.clone();

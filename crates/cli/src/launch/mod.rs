@@ -21,6 +21,7 @@ use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
 use tiexec_engine::hottest;
 use tiexec_engine::launch::image_file::{is_executable, missing_interpreter, search};
 use tiexec_engine::launch::{Caller, Launch, Start, Told};
+use tiexec_engine::locked_target::Treated;
 use tiexec_engine::output::{standard_output, write_briefly};
 use tiexec_remap::Failure;
 use tiexec_remap::images::Images;
@@ -131,29 +132,22 @@ impl Launcher {
             None => Vec::new(),
         };
         let started = companion::begin(Some(heirs), &keep, |program, watch| {
-            let mut tell = |_: &_, _: &_, report: &Report| {
+            let write = |report: &Report| {
                 if let Some(sink) = &self.sink {
                     sink.write(&self.render(report));
                 }
             };
+            let mut tell = |_: &_, treated: &Treated| write(&treated.report);
             if let Some(budget) = budget {
-                let fails = |why: &Failure| {
-                    let report = self.as_launch().plain_report(program, why);
-                    if let Some(sink) = &self.sink {
-                        sink.write(&self.render(&report));
-                    }
-                };
                 // A child process does this, because the program may have changed its user while it was sampled.
-                let one = |_pid, _: &mut Pool| {
-                    let done = hottest::look_after(program, budget, settings, &mut tell);
-                    done.inspect_err(fails).map_or(exit::FAILED, |()| exit::OK)
-                };
-                let gave_up = |_pid, why: &Failure| {
-                    fails(why);
-                    exit::FAILED
-                };
+                let one =
+                    |_pid, _: &mut Pool| hottest::look_after(program, budget, settings, &mut tell);
+                let gave_up = |_pid, failure: &Failure| Err(failure.clone());
                 let patience = hottest::longest(settings);
-                let _said = workers::each_apart(&[program], patience, one, gave_up);
+                let done = workers::each_apart(&[program], patience, one, gave_up);
+                for failure in done.into_iter().filter_map(Result::err) {
+                    write(&self.as_launch().plain_report(program, &failure));
+                }
                 return;
             }
             let images = Images::default();

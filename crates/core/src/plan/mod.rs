@@ -27,7 +27,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::addr::{AddrRange, PageSize, Pages, RemoteAddr};
+use crate::addr::{AddrRange, PageSize, Pages};
 use crate::area::Area;
 use crate::config::EdgePolicy;
 use crate::file_ranges::Parts;
@@ -69,10 +69,10 @@ impl fmt::Display for Backing {
 }
 
 /// Whole huge pages that are made huge together: of one text VMA, or one at the edge of a text.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Span {
     /// Its addresses in the target; begins and ends on a huge page.
-    #[serde(flatten, serialize_with = "start_and_end")]
+    #[serde(flatten)]
     pub range: AddrRange,
     /// Position in the file, in bytes, of the first byte of the span. For an edge in a copy: that of the first
     /// byte that comes from the file.
@@ -82,7 +82,7 @@ pub struct Span {
     /// Bytes of it that are no text, and become executable.
     pub widened_bytes: u64,
     /// True if the span is a huge page at the edge of a text. [`Parts`] says what lies where in it.
-    #[serde(skip)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub edge: bool,
 }
 
@@ -109,18 +109,6 @@ pub struct Means<'a> {
     pub edges: EdgePolicy,
     /// The beginning of the heap, if that is known.
     pub start_brk: Option<u64>,
-}
-
-pub(crate) fn start_and_end<S: serde::Serializer>(
-    range: &AddrRange,
-    to: S,
-) -> Result<S::Ok, S::Error> {
-    #[derive(Serialize)]
-    struct Ends {
-        start: RemoteAddr,
-        end: RemoteAddr,
-    }
-    Ends { start: range.start(), end: range.end() }.serialize(to)
 }
 
 /// The plan for one text VMA.
@@ -469,7 +457,7 @@ fn plan_text(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addr::{PageSize, Pages};
+    use crate::addr::RemoteAddr;
     use crate::proc::maps;
 
     fn snapshot(maps: &str, entry: u64) -> Snapshot {

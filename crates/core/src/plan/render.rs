@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Backing, Plan, Span, TextPlan, start_and_end};
+use super::{Backing, Plan, Span, TextPlan};
 use crate::addr::{AddrRange, mib};
 use crate::escape::{self, AsShown};
 use crate::skip::Reason;
@@ -73,16 +73,14 @@ impl Plan {
     pub fn to_json(&self, reason: Option<Reason>, objects: Option<&Self>) -> String {
         #[derive(Serialize)]
         struct Text {
-            #[serde(flatten, serialize_with = "start_and_end")]
+            #[serde(flatten)]
             range: AddrRange,
             path: String,
             rest: Vec<crate::coverage::Rest>,
         }
         #[derive(Serialize)]
         struct Move {
-            #[serde(serialize_with = "start_and_end")]
             from: AddrRange,
-            #[serde(serialize_with = "start_and_end")]
             to: AddrRange,
         }
         #[derive(Serialize)]

@@ -23,9 +23,7 @@ use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::FileId;
 use tiexec_core::proc::stat;
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
-use tiexec_core::report::Report;
 use tiexec_core::skip::Reason;
-use tiexec_remap::attach::Attached;
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::workers;
@@ -33,7 +31,7 @@ use tiexec_sys::perf_watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, areas, process, ptrace};
 
-use crate::locked_target::{LONGEST, LockedTarget, carry_out, look_for_text_of_ours, start_time};
+use crate::locked_target::{LONGEST, LockedTarget, Treated, look_for_text_of_ours, start_time};
 use crate::policy::policy;
 use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
@@ -127,7 +125,7 @@ impl Program {
 }
 
 /// The callback that hears what was done to a process.
-pub type Tell<'a> = &'a mut dyn FnMut(&LockedTarget, &Attached, &Report);
+pub type Tell<'a> = &'a mut dyn FnMut(&LockedTarget, &Treated);
 
 /// Follows programs that are started, and treats what they map.
 pub struct Follower<'a> {
@@ -437,15 +435,15 @@ impl<'a> Follower<'a> {
         let mut order = locked.order(self.policy);
         order.patience = patience;
         order.policy.sources.pagecache &= !by_copy;
-        let (attached, report) =
-            carry_out(&order, &mut self.images).map_err(|failure| failure.reason)?;
+        let treated = locked.treat_once(&order, &mut self.images);
+        let treated = treated.map_err(|failure| failure.reason)?;
         // The lock keeps other TiExec processes from a revert here.
         *has_copies = locked.has_text_of_ours().unwrap_or(*has_copies);
-        locked.record_attach(&attached);
-        let done = attached.touched_it() || report.jit.iter().any(|area| area.made_bytes > 0);
+        let done = treated.changed_it();
         if done {
-            (self.tell)(&locked, &attached, &report);
+            (self.tell)(&locked, &treated);
         }
+        let attached = &treated.attached;
         let copied = attached.plan.spans_by(Backing::Pagecache).next().is_none();
         Ok(match (&attached.failure, done) {
             (Some(failure), _) if may_pass(failure.reason) => return Err(failure.reason),

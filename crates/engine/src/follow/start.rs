@@ -31,7 +31,7 @@ use tiexec_tracee::clock;
 use super::reverted::Copies;
 use super::{FIRST_GAP, LONGEST_GAP, Patterns, has_worked};
 use crate::locked_target::{
-    LONGEST, LockedTarget, carry_out, has_text_of_ours, look_for_text_of_ours,
+    LONGEST, LockedTarget, Treated, has_text_of_ours, look_for_text_of_ours,
 };
 use crate::policy::policy;
 use crate::retry::may_pass;
@@ -237,13 +237,12 @@ impl<'a> StartWatch<'a> {
             let for_libraries = if is_over && has_worked(self.program) { MOST_COPIED } else { 0 };
             order.private_copies = PrivateCopies::UpTo(for_libraries);
         }
-        let (attached, report) = match carry_out(&order, &mut self.images) {
-            Ok(done) => done,
+        let Treated { attached, report } = match locked.treat_once(&order, &mut self.images) {
+            Ok(treated) => treated,
             Err(failure) => return (of_failure(failure.reason), had_copies),
         };
         // The lock keeps other TiExec processes from a revert here.
         let has_copies = locked.has_text_of_ours().unwrap_or(had_copies);
-        locked.record_attach(&attached);
         if attached.touched_it() {
             (self.tell)(&report);
         }

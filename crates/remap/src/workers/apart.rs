@@ -1,23 +1,29 @@
 //! Works on processes of other credentials in a process of its own, the tracer, which answers by typed values.
-//!
-//! Each answer is a frame on a socket: its length in bytes (four bytes, the lowest first), and the value as JSON.
 
-use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::process_name::Role;
 use tiexec_sys::{Pid, SysError};
 use tiexec_tracee::{Failure, clock};
 
+use super::messages::{self, Messages, NoMessage};
 use super::output::Output;
 use super::{Pool, become_user_to_trace, end};
+
+/// A message of work on one process.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Said<N, T> {
+    /// What the parent must know even if the work does not end.
+    Note(N),
+    /// The answer, with which the work ends.
+    Answer(T),
+}
 
 /// Calls `one` for each of `pids` in a process of its own, and returns the answers. That process is ended if `one` takes
 /// longer than `patience`. `gave_up` gives the answer for a process that was not finished. This process must have one
@@ -26,12 +32,27 @@ pub fn each_apart<T: Serialize + DeserializeOwned>(
     pids: &[Pid],
     patience: Duration,
     mut one: impl FnMut(Pid, &mut Pool) -> T,
-    mut gave_up: impl FnMut(Pid, &Failure) -> T,
+    gave_up: impl FnMut(Pid, &Failure) -> T,
 ) -> Vec<T> {
+    each_apart_noting(pids, patience, |pid, pool, _| one(pid, pool), |_, ()| {}, gave_up)
+}
+
+/// Does the same; `one` may also send notes, which `noted` receives.
+pub fn each_apart_noting<N, T>(
+    pids: &[Pid],
+    patience: Duration,
+    mut one: impl FnMut(Pid, &mut Pool, &mut dyn FnMut(N)) -> T,
+    mut noted: impl FnMut(Pid, N),
+    mut gave_up: impl FnMut(Pid, &Failure) -> T,
+) -> Vec<T>
+where
+    N: Serialize + DeserializeOwned,
+    T: Serialize + DeserializeOwned,
+{
     let mut answers = Vec::new();
     while let Some(rest) = pids.get(answers.len()..).filter(|rest| !rest.is_empty()) {
         let before = answers.len();
-        let failure = match tracer(rest, patience, &mut one, &mut answers) {
+        let failure = match tracer(rest, patience, &mut one, &mut noted, &mut answers) {
             Ok(()) => continue,
             Err(failure) => failure,
         };
@@ -60,30 +81,44 @@ pub fn apart_as_its_user<T: Serialize + DeserializeOwned>(
     })?
 }
 
-fn tracer<T: Serialize + DeserializeOwned>(
+fn tracer<N, T>(
     pids: &[Pid],
     patience: Duration,
-    one: &mut impl FnMut(Pid, &mut Pool) -> T,
+    one: &mut impl FnMut(Pid, &mut Pool, &mut dyn FnMut(N)) -> T,
+    noted: &mut impl FnMut(Pid, N),
     answers: &mut Vec<T>,
-) -> Result<(), Failure> {
-    let before = answers.len();
+) -> Result<(), Failure>
+where
+    N: Serialize + DeserializeOwned,
+    T: Serialize + DeserializeOwned,
+{
     let mut tracer = Tracer::fork(|to| {
         let mut pool = Pool::default();
         for &pid in pids {
-            if answer(to, &one(pid, &mut pool)).is_err() {
+            let mut note = |note| {
+                let _unheard = messages::send(to, &Said::<N, T>::Note(note));
+            };
+            let answer = one(pid, &mut pool, &mut note);
+            if messages::send(to, &Said::<N, T>::Answer(answer)).is_err() {
                 break;
             }
         }
     })?;
-    for _ in pids {
-        let failure = match tracer.next(clock::limit(patience)) {
-            Ok(answer) => {
-                answers.push(answer);
+    let (mut waiting, mut left) = (pids, clock::limit(patience));
+    while let [pid, others @ ..] = waiting {
+        let failure = match tracer.next(&mut left) {
+            Ok(Said::Note(note)) => {
+                noted(*pid, note);
                 continue;
             }
-            Err(NoAnswer::Ended) => break,
-            Err(NoAnswer::Late) => unfinished(patience),
-            Err(NoAnswer::Failed(failure)) => failure,
+            Ok(Said::Answer(answer)) => {
+                answers.push(answer);
+                (waiting, left) = (others, clock::limit(patience));
+                continue;
+            }
+            Err(NoMessage::Ended) => break,
+            Err(NoMessage::NotYet) => unfinished(patience),
+            Err(NoMessage::Failed(failure)) => failure,
         };
         end(tracer.pid, SOON);
         return Err(failure);
@@ -93,19 +128,11 @@ fn tracer<T: Serialize + DeserializeOwned>(
     if ended.is_none() {
         end(tracer.pid, SOON);
     }
-    if answers.len() >= before + pids.len() {
+    if waiting.is_empty() {
         return Ok(());
     }
     let how = ended.map_or_else(|| "without an end".to_owned(), |end| format!("{end:?}"));
     Err(Failure::new(FailureKind::HelperDied, format_args!("its tracer ended: {how}")))
-}
-
-/// Sends an answer.
-fn answer(to: &mut impl Write, value: &impl Serialize) -> std::io::Result<()> {
-    let text = serde_json::to_vec(value)?;
-    let len = u32::try_from(text.len()).map_err(std::io::Error::other)?;
-    to.write_all(&len.to_le_bytes())?;
-    to.write_all(&text)
 }
 
 /// Returns the failure for work that was ended because it took longer than `patience`.
@@ -120,81 +147,58 @@ const SOON: Duration = Duration::from_secs(1);
 
 /// A tracer process, as seen by the process that waits for it.
 #[derive(Debug)]
-struct Tracer {
-    pid: Pid,
-    answers: UnixStream,
+pub(super) struct Tracer {
+    pub(super) pid: Pid,
+    pub(super) messages: Messages,
     output: Output,
 }
 
 impl Tracer {
-    /// Forks a tracer, which does `work` and exits. `work` receives the socket for its answers.
-    fn fork(work: impl FnOnce(&mut UnixStream)) -> Result<Self, Failure> {
-        let (answers, mut theirs) =
+    /// Forks a tracer, which does `work` and exits. `work` receives the socket for its messages.
+    ///
+    /// # Errors
+    /// `fork_failed`.
+    pub(super) fn fork(work: impl FnOnce(&UnixStream)) -> Result<Self, Failure> {
+        let (from, to) =
             UnixStream::pair().map_err(SysError::of("socketpair")).map_err(Failure::unstarted)?;
         let mut output = Output::new().map_err(Failure::unstarted)?;
         match process::fork_single_threaded(Role::Tracer).map_err(Failure::unstarted)? {
             Fork::Parent(pid) => {
                 output.listen();
-                Ok(Self { pid, answers, output })
+                Ok(Self { pid, messages: Messages::new(from), output })
             }
             Fork::Child => {
-                drop(answers);
+                drop(from);
                 let _unchanged = process::end_with_parent(Signal::KILL);
                 if output.take_over().is_err() {
                     std::process::exit(1);
                 }
-                work(&mut theirs);
+                work(&to);
                 std::process::exit(0)
             }
         }
     }
 
-    /// Waits for the next answer, but at most `patience` for each part of it. Time in which nobody reads the tracer's output does
-    /// not count.
+    /// Waits for the next message for the time that is `left`, and takes the time of this wait from it. Time in which nobody
+    /// reads the tracer's output does not count.
     ///
     /// # Errors
-    /// The reason why there is none.
-    fn next<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<T, NoAnswer> {
-        let mut len = [0; size_of::<u32>()];
-        self.fill(&mut len, patience)?;
-        let mut text = vec![0; u32::from_le_bytes(len) as usize];
-        self.fill(&mut text, patience)?;
-        let answer = serde_json::from_slice(&text);
-        Ok(answer.map_err(Failure::of(FailureKind::HelperDied))?)
-    }
-
-    /// Fills `buffer` from the socket.
-    fn fill(&mut self, buffer: &mut [u8], patience: Duration) -> Result<(), NoAnswer> {
-        let mut filled = 0;
-        while filled < buffer.len() {
-            let is_readable = self.output.until(&self.answers, patience);
-            if !is_readable.map_err(Failure::of(FailureKind::ForkFailed))? {
-                return Err(NoAnswer::Late);
+    /// `NotYet`: there was none in time. `Failed`: also `fork_failed`, this process cannot wait.
+    fn next<T: DeserializeOwned>(&mut self, left: &mut Duration) -> Result<T, NoMessage> {
+        loop {
+            if let Some(message) = self.messages.take()? {
+                return Ok(message);
             }
-            match self.answers.read(&mut buffer[filled..]) {
-                Ok(0) => return Err(NoAnswer::Ended),
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(Failure::of(FailureKind::HelperDied)(error).into()),
+            let is_readable = self.output.until(&self.messages.from, left);
+            let is_readable = is_readable.map_err(Failure::of(FailureKind::ForkFailed));
+            if !is_readable.map_err(NoMessage::Failed)? {
+                return Err(NoMessage::NotYet);
+            }
+            match self.messages.next() {
+                Err(NoMessage::NotYet) => {}
+                done => return done,
             }
         }
-        Ok(())
-    }
-}
-
-/// The reason why there is no answer.
-enum NoAnswer {
-    /// The tracer ended without one.
-    Ended,
-    /// There was none in time.
-    Late,
-    /// `helper_died`: it cannot be read. `fork_failed`: this process cannot wait for it.
-    Failed(Failure),
-}
-
-impl From<Failure> for NoAnswer {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
     }
 }
 
@@ -208,68 +212,24 @@ pub fn apart<T: Serialize + DeserializeOwned>(
     work: impl FnOnce() -> T,
 ) -> Result<T, Failure> {
     let mut tracer = Tracer::fork(|to| {
-        let _unheard = answer(to, &work());
+        let _unheard = messages::send(to, &work());
     })?;
-    let next = tracer.next(clock::limit(patience));
+    let next = tracer.next(&mut clock::limit(patience));
     end(tracer.pid, SOON);
     next.map_err(|why| match why {
-        NoAnswer::Ended => {
+        NoMessage::Ended => {
             let what = "the process that looked at it ended without an answer";
             Failure::new(FailureKind::HelperDied, what)
         }
-        NoAnswer::Late => {
+        NoMessage::NotYet => {
             let what = format!("it could not be looked at in {} s", patience.as_secs());
             Failure::new(FailureKind::Deadline, what)
         }
-        NoAnswer::Failed(failure) => failure,
+        NoMessage::Failed(failure) => failure,
     })
 }
 
 /// Returns when work that begins now, and may take that long, must have ended.
 pub fn time_out_of(patience: Duration) -> Instant {
     Instant::now() + clock::limit(patience)
-}
-
-/// Work on processes of other credentials, in a process of its own. This process polls it, and never waits for it.
-/// Dropping this value ends it.
-#[derive(Debug)]
-pub struct Aside(Tracer);
-
-impl Aside {
-    /// Starts `work`, which receives the socket for its answers. Its standard streams are /dev/null, because this
-    /// process may have a terminal to which only this process may write. This process must have one thread.
-    ///
-    /// # Errors
-    /// `fork_failed`.
-    pub fn start(work: impl FnOnce(&mut UnixStream)) -> Result<Self, Failure> {
-        let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null");
-        let nowhere =
-            nowhere.map_err(SysError::of("open(/dev/null)")).map_err(Failure::unstarted)?;
-        let tracer = Tracer::fork(|answers| {
-            // The panic hook of this process could restore the terminal.
-            std::panic::set_hook(Box::new(|_| {}));
-            let away = || -> std::io::Result<()> {
-                rustix::stdio::dup2_stdin(&nowhere)?;
-                rustix::stdio::dup2_stdout(&nowhere)?;
-                rustix::stdio::dup2_stderr(&nowhere)?;
-                Ok(())
-            };
-            if away().is_ok() {
-                let _it_ends = catch_unwind(AssertUnwindSafe(|| work(answers)));
-            }
-        })?;
-        tracer.answers.set_nonblocking(true).map_err(Failure::of(FailureKind::ForkFailed))?;
-        Ok(Self(tracer))
-    }
-
-    /// Returns the answers; reading them never blocks.
-    pub fn answers(&self) -> &UnixStream {
-        &self.0.answers
-    }
-}
-
-impl Drop for Aside {
-    fn drop(&mut self) {
-        end(self.0.pid, Duration::from_millis(100));
-    }
 }

@@ -17,12 +17,17 @@
 //! A process with this process's own credentials needs no such processes: the same code runs in one process.
 
 mod apart;
+mod aside;
 mod fetcher;
+mod messages;
 mod output;
 mod reader;
 mod reads_apart;
 
-pub use apart::{Aside, apart, apart_as_its_user, each_apart, time_out_of, unfinished};
+pub use apart::{
+    Said, apart, apart_as_its_user, each_apart, each_apart_noting, time_out_of, unfinished,
+};
+pub use aside::{Aside, Heard, Sender};
 pub(crate) use fetcher::Fetcher;
 use reader::Reader;
 use reads_apart::lock;

@@ -82,17 +82,16 @@ impl Output {
     }
 
     /// Passes on the tracer's output until `answer` is readable, and all output that the tracer had written before.
-    /// Returns `false` if `answer` is not readable after `patience`. Time in which nobody reads the output does not
-    /// count.
+    /// Returns `false` if `answer` is not readable within the time that is `left`, from which it takes the time of this wait.
+    /// Time in which nobody reads the output does not count.
     ///
     /// # Errors
     /// As poll(2).
     pub(super) fn until(
         &mut self,
         answer: impl AsFd,
-        patience: Duration,
+        left: &mut Duration,
     ) -> Result<bool, SysError> {
-        let mut left = patience;
         loop {
             let begun = Instant::now();
             let answered = {
@@ -100,14 +99,14 @@ impl Output {
                 let all = [answer.as_fd()].into_iter().chain(streams);
                 let mut fds: Vec<PollFd<'_>> =
                     all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-                let time = Timespec::try_from(left).ok();
+                let time = Timespec::try_from(*left).ok();
                 match poll(&mut fds, time.as_ref()) {
                     Ok(_) | Err(Errno::INTR) => {}
                     Err(errno) => return Err(SysError::of("poll")(errno)),
                 }
                 fds.first().is_some_and(|fd| !fd.revents().is_empty())
             };
-            left = left.saturating_sub(begun.elapsed());
+            *left = left.saturating_sub(begun.elapsed());
             self.pass_on();
             if answered || left.is_zero() {
                 return Ok(answered);

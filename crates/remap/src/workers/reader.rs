@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
+use tiexec_core::addr::Pages;
 use tiexec_core::escape::AsShown;
 use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::plan::{Backing, Span};
@@ -34,7 +34,7 @@ use tiexec_tracee::Failure;
 use super::{IN_A_STOP, ReadsApart, Wanted, Worker};
 use crate::credentials::place;
 use crate::file_facts::FileFacts;
-use crate::image::{Filled, Memory, Source, Staged};
+use crate::image::{Filled, Memory, Source};
 use crate::images::{Image, Images};
 use crate::pagecache::Held;
 use crate::{headroom, pagecache};
@@ -57,9 +57,9 @@ enum Request {
     },
     Cache {
         id: u32,
-        chunks: Vec<(u64, u64)>,
-        pages: (u64, u64),
-        millis: u64,
+        chunks: Vec<Range<u64>>,
+        pages: Pages,
+        patience: Duration,
     },
     Make(Box<Make>),
     /// Sends the file over the socket that comes with the request.
@@ -72,13 +72,13 @@ enum Request {
 struct Make {
     id: u32,
     name: String,
-    spans: Vec<WireSpan>,
-    /// The parts in the huge pages at the edges: address, length, offset, whether it is text.
-    parts: Option<Vec<(u64, u64, u64, bool)>>,
+    spans: Vec<Span>,
+    /// The parts in the huge pages at the edges.
+    parts: Option<Vec<Part>>,
     backing: Backing,
-    pages: (u64, u64),
+    pages: Pages,
     nodes: Vec<u32>,
-    millis: u64,
+    patience: Duration,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -86,46 +86,19 @@ enum Reply {
     Done,
     Opened(FileFacts),
     Cached {
-        huge: Vec<(u64, u64)>,
+        huge: Vec<Range<u64>>,
         shortfall: Option<Failure>,
     },
     /// The image comes with the reply.
-    Made(Box<Made>),
+    Made {
+        filled: Filled,
+        spans: Vec<Span>,
+    },
     Failed(Failure),
 }
 
-#[derive(Serialize, Deserialize)]
-struct Made {
-    staged: Vec<(WireSpan, u64)>,
-    spans: Vec<WireSpan>,
-    shortfall: Option<Failure>,
-    copied: u64,
-}
-
-/// A span: address, length, offset in the file, backing, widened bytes, whether it is an edge.
-type WireSpan = (u64, u64, u64, Backing, u64, bool);
-
-fn wire(span: &Span) -> WireSpan {
-    let Span { range, file_offset, backing, widened_bytes, edge } = *span;
-    (range.start().get(), range.len(), file_offset, backing, widened_bytes, edge)
-}
-
-fn unwire(&(start, len, file_offset, backing, widened_bytes, edge): &WireSpan) -> Option<Span> {
-    let range = AddrRange::with_len(RemoteAddr::new(start), len)?;
-    Some(Span { range, file_offset, backing, widened_bytes, edge })
-}
-
-const fn wire_pages(pages: Pages) -> (u64, u64) {
-    (pages.base.bytes(), pages.pmd.bytes())
-}
-
-fn unwire_pages((base, pmd): (u64, u64)) -> Option<Pages> {
-    Some(Pages { base: PageSize::new(base)?, pmd: PageSize::new(pmd)? })
-}
-
-fn millis_until(deadline: Instant) -> u64 {
-    let left = deadline.saturating_duration_since(Instant::now()).as_millis();
-    u64::try_from(left).unwrap_or(u64::MAX)
+fn time_until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
 }
 
 /// The reader, as seen by the tracer.
@@ -215,12 +188,11 @@ impl ReadsApart for Reader {
         deadline: Instant,
     ) -> Result<pagecache::Prepared, Failure> {
         self.must_be_paid()?;
-        let millis = millis_until(deadline);
-        let chunks = chunks.iter().map(|chunk| (chunk.start, chunk.end)).collect();
-        self.ask(&Request::Cache { id, chunks, pages: wire_pages(pages), millis }, None)?;
-        match self.answer(Duration::from_millis(millis) + GRACE)? {
+        let patience = time_until(deadline);
+        self.ask(&Request::Cache { id, chunks: chunks.to_vec(), pages, patience }, None)?;
+        match self.answer(patience + GRACE)? {
             (Reply::Cached { huge, shortfall }, _) => Ok(pagecache::Prepared {
-                huge: huge.into_iter().map(|(start, end)| start..end).collect(),
+                huge,
                 shortfall,
                 // The reader holds the mappings.
                 held: Held::default(),
@@ -239,39 +211,23 @@ impl ReadsApart for Reader {
         self.must_be_paid()?;
         let Wanted { spans, parts, backing, pages, nodes } = wanted;
         let edges = || spans.iter().filter(|span| span.edge);
-        let parts = parts.as_ref().map(|parts| {
-            let of_edges = edges().flat_map(|span| parts.within(span.range));
-            of_edges
-                .map(|part| {
-                    (part.range.start().get(), part.range.len(), part.file_offset, part.text)
-                })
-                .collect()
-        });
-        let millis = millis_until(deadline);
+        let parts =
+            parts.as_ref().map(|parts| edges().flat_map(|span| parts.within(span.range)).collect());
+        let patience = time_until(deadline);
         let make = Make {
             id,
             name: name.to_owned(),
-            spans: spans.iter().map(wire).collect(),
+            spans: spans.clone(),
             parts,
             backing: *backing,
-            pages: wire_pages(*pages),
+            pages: *pages,
             nodes: nodes.clone(),
-            millis,
+            patience,
         };
         self.ask(&Request::Make(Box::new(make)), None)?;
-        match self.answer(Duration::from_millis(millis) + GRACE)? {
-            (Reply::Made(made), Some(file)) => {
-                let odd = || Failure::new(FailureKind::HelperDied, "an image of an odd form");
-                let spans = made.spans.iter().map(unwire).collect::<Option<Vec<_>>>();
-                let staged = made.staged.iter().map(|(span, image_offset)| {
-                    Some(Staged { span: unwire(span)?, image_offset: *image_offset })
-                });
-                let filled = Filled {
-                    staged: staged.collect::<Option<Vec<_>>>().ok_or_else(odd)?,
-                    shortfall: made.shortfall,
-                    copied: made.copied,
-                };
-                Ok(Image { file: File::from(file), filled, spans: spans.ok_or_else(odd)? })
+        match self.answer(patience + GRACE)? {
+            (Reply::Made { filled, spans }, Some(file)) => {
+                Ok(Image { file: File::from(file), filled, spans })
             }
             (reply, _) => Err(unexpected(reply)),
         }
@@ -363,7 +319,7 @@ impl Serving {
         file: Option<OwnedFd>,
     ) -> Result<(Reply, Option<Arc<Image>>), Failure> {
         let odd = || Failure::new(FailureKind::HelperDied, "a request of an odd form");
-        let until = |millis| Instant::now() + Duration::from_millis(millis);
+        let until = |patience| Instant::now() + patience;
         Ok(match request {
             Request::Open { id } => {
                 let file = PathFile::from(file.ok_or_else(odd)?).open();
@@ -373,45 +329,24 @@ impl Serving {
                 (Reply::Opened(facts), None)
             }
             Request::Read { .. } => return Err(odd()),
-            Request::Cache { id, chunks, pages, millis } => {
-                let pages = unwire_pages(pages).ok_or_else(odd)?;
-                let chunks: Vec<_> = chunks.into_iter().map(|(start, end)| start..end).collect();
-                let done = pagecache::prepare(self.file(id)?, &chunks, pages, until(millis))?;
-                let huge = done.huge.iter().map(|part| (part.start, part.end)).collect();
-                let shortfall = done.shortfall;
+            Request::Cache { id, chunks, pages, patience } => {
+                let done = pagecache::prepare(self.file(id)?, &chunks, pages, until(patience))?;
                 self.held.extend(done.held);
-                (Reply::Cached { huge, shortfall }, None)
+                (Reply::Cached { huge: done.huge, shortfall: done.shortfall }, None)
             }
             Request::Make(make) => {
-                let Make { id, name, spans, parts, backing, pages, nodes, millis } = *make;
-                let spans = spans.iter().map(unwire).collect::<Option<Vec<_>>>();
-                let spans = spans.ok_or_else(odd)?;
-                let parts = parts.map(|parts| {
-                    let part = |(start, len, file_offset, text)| {
-                        let range = AddrRange::with_len(RemoteAddr::new(start), len)?;
-                        Some(Part { range, file_offset, text })
-                    };
-                    parts.into_iter().map(part).collect::<Option<Vec<_>>>().map(Parts::listed)
-                });
-                let parts = match parts {
-                    Some(parts) => Some(parts.ok_or_else(odd)?),
-                    None => None,
-                };
-                let memory =
-                    Memory { backing, pages: unwire_pages(pages).ok_or_else(odd)?, nodes: &nodes };
+                let Make { id, name, spans, parts, backing, pages, nodes, patience } = *make;
+                let parts = parts.map(Parts::listed);
+                let memory = Memory { backing, pages, nodes: &nodes };
                 let file = self.files.get(&id).ok_or_else(no_such_file)?;
                 let source = Source { file, parts: parts.as_ref() };
                 let before = self.images.bytes_copied();
-                let image = self.images.get(source, &name, &spans, memory, None, until(millis))?;
-                let staged = image.filled.staged.iter();
-                let made = Made {
-                    staged: staged.map(|part| (wire(&part.span), part.image_offset)).collect(),
-                    spans: image.spans.iter().map(wire).collect(),
-                    shortfall: image.filled.shortfall.clone(),
-                    // Bytes that were copied earlier count for another process.
-                    copied: self.images.bytes_copied() - before,
-                };
-                (Reply::Made(Box::new(made)), Some(image))
+                let image =
+                    self.images.get(source, &name, &spans, memory, None, until(patience))?;
+                // Bytes that were copied earlier count for another process.
+                let copied = self.images.bytes_copied() - before;
+                let filled = Filled { copied, ..image.filled.clone() };
+                (Reply::Made { filled, spans: image.spans.clone() }, Some(image))
             }
             Request::Send { id } => {
                 let socket = file.ok_or_else(odd)?;

@@ -22,7 +22,7 @@ use crate::stdio::warn;
 pub(super) fn stay(
     pids: &[Pid],
     settings: &Settings,
-    mut first: impl FnMut(Pid, &mut Images, &mut Pool, Turn) -> u8,
+    mut first: impl FnMut(Pid, &mut Images, &mut Pool, Turn) -> Option<u8>,
     tell: Tell<'_>,
 ) -> u8 {
     let patterns = match Patterns::new(&settings.only, &settings.except) {

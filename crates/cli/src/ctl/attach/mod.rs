@@ -18,17 +18,15 @@ use tiexec_core::config::Settings;
 use tiexec_core::escape;
 use tiexec_core::plan::Plan;
 use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
-use tiexec_core::select::Select;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::hottest::Hot;
-use tiexec_engine::locked_target::{LockedTarget, carry_out, look_for_text_of_ours};
+use tiexec_engine::locked_target::{LockedTarget, Treated, look_for_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
 use tiexec_engine::switched_off::{FILE as SWITCHED_OFF, is_switched_off};
 use tiexec_remap::Failure;
-use tiexec_remap::attach::{Attached, Reverted, revert};
+use tiexec_remap::attach::Reverted;
 use tiexec_remap::images::Images;
-use tiexec_remap::policy::Policy;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::{Pid, ptrace};
 
@@ -99,8 +97,8 @@ pub(crate) fn run(options: &Attach) -> u8 {
             attach_one(pid, options, &settings, None, images, pool, turn)
         };
         let mut printed = exit::OK;
-        let mut tell = |locked: &LockedTarget, attached: &Attached, report: &Report| {
-            printed = told(printed, tell(locked, attached, report, options));
+        let mut tell = |locked: &LockedTarget, treated: &Treated| {
+            printed = told(printed, tell(locked, treated, options));
         };
         let status = follow::stay(&pids, &settings, first, &mut tell);
         return told(status, printed);
@@ -239,6 +237,7 @@ fn say_if_unlocked(locked: &LockedTarget, quiet: bool) {
     warn(format_args!("cannot lock process {pid} against other TiExecs: {why}; fix: {fix}"));
 }
 
+/// Attaches to one process. Returns the exit status; `None` if its turn comes again.
 fn attach_one(
     pid: Pid,
     options: &Attach,
@@ -247,7 +246,7 @@ fn attach_one(
     images: &mut Images,
     pool: &mut Pool,
     turn: Turn,
-) -> u8 {
+) -> Option<u8> {
     if settings.is_off() && !options.dry_run {
         let by = if is_switched_off() {
             format!("{SWITCHED_OFF} is there; fix: rm {SWITCHED_OFF}")
@@ -255,47 +254,47 @@ fn attach_one(
             let option = options.text.backing;
             settings::switched_off_by(option).to_owned()
         };
-        return failed("attach to", pid, &Failure::new(SkipReason::Disabled, by));
+        return Some(failed("attach to", pid, &Failure::new(SkipReason::Disabled, by)));
     }
     let mut locked = match LockedTarget::open_with(pid, pool) {
         Ok(locked) => locked,
-        Err(failure) => return failed_of("attach to", pid, &failure, &options.targets),
+        Err(failure) => return Some(failed_of("attach to", pid, &failure, &options.targets)),
     };
     locked.search = turn.search;
     if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
-        return exit::GONE;
+        return Some(exit::GONE);
     }
     say_if_unlocked(&locked, options.quiet);
     let done = match hot {
-        Some(hot) => hot.carry_out(&locked, images),
+        Some(hot) => hot.treat_once(&locked, images),
         None => policy(settings, options.dry_run)
-            .and_then(|policy| carry_out(&locked.order(policy), images)),
+            .and_then(|policy| locked.treat_once(&locked.order(policy), images)),
     };
-    let (mut attached, report) = match done {
-        Ok(done) => done,
-        Err(failure) if turn.comes_again(&failure) => return turns::AGAIN,
+    let mut treated = match done {
+        Ok(treated) => treated,
+        Err(failure) if turn.comes_again(&failure) => return None,
         Err(failure) => {
             locked.record_refusal(&failure);
-            return failed_of("attach to", pid, &failure, &options.targets);
+            return Some(failed_of("attach to", pid, &failure, &options.targets));
         }
     };
+    let Treated { attached, report } = &mut treated;
     if options.dry_run {
         let plan = &attached.plan;
-        return print(&if options.json {
+        return Some(print(&if options.json {
             plan.to_json(None, None) + "\n"
         } else {
             plan.to_string()
-        });
+        }));
     }
     if let (Some(size), None, 0) =
         (settings.pool_page(), &attached.failure, attached.plan.huge_bytes().max(report.huge_bytes))
     {
         attached.failure = Some(Failure::new(SkipReason::PageSize, too_large(size)));
     }
-    locked.record_attach(&attached);
-    let mut status = say(&locked, &attached, &report, options);
+    let mut status = say(&locked, &treated, options);
     if let Some(time) = options.for_
-        && (attached.touched_it() || locked.has_text_of_ours() == Some(true))
+        && (treated.attached.touched_it() || locked.has_text_of_ours() == Some(true))
     {
         let start_time = locked.start_time().unwrap_or(0);
         let of = (&locked.target.comm, pid.as_raw_nonzero());
@@ -314,12 +313,13 @@ fn attach_one(
             }
         }
     }
-    status
+    Some(status)
 }
 
 /// Prints the outcome. Returns the exit status.
-fn say(locked: &LockedTarget, attached: &Attached, report: &Report, options: &Attach) -> u8 {
-    let printed = tell(locked, attached, report, options);
+fn say(locked: &LockedTarget, treated: &Treated, options: &Attach) -> u8 {
+    let printed = tell(locked, treated, options);
+    let Treated { attached, report } = treated;
     let Some(failure) = &attached.failure else { return printed };
     if report.outcome == Outcome::Partial {
         warn(format_args!(
@@ -335,18 +335,20 @@ fn say(locked: &LockedTarget, attached: &Attached, report: &Report, options: &At
 
 /// Prints the line or the report. Returns whether that was written, as an exit status. If nothing was done, there is no line,
 /// because the message about the failure says everything.
-fn tell(locked: &LockedTarget, attached: &Attached, report: &Report, options: &Attach) -> u8 {
+fn tell(locked: &LockedTarget, treated: &Treated, options: &Attach) -> u8 {
+    let Treated { attached, report } = treated;
     if options.json {
         print(&(report.to_json() + "\n"))
     } else if options.quiet || attached.failure.is_some() && report.outcome != Outcome::Partial {
         exit::OK
     } else {
-        print(&line(locked, attached, report))
+        print(&line(locked, treated))
     }
 }
 
 /// Returns the line about the outcome for people.
-pub(crate) fn line(locked: &LockedTarget, attached: &Attached, report: &Report) -> String {
+pub(crate) fn line(locked: &LockedTarget, treated: &Treated) -> String {
+    let Treated { attached, report } = treated;
     let Report { text_bytes, huge_bytes, .. } = *report;
     let mut line = format!(
         "{} {}: huge {} of {} MiB text ({} %)",
@@ -398,24 +400,22 @@ pub(crate) fn line(locked: &LockedTarget, attached: &Attached, report: &Report) 
     line
 }
 
-fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool, turn: Turn) -> u8 {
+/// Reverts one process. Returns the exit status; `None` if its turn comes again.
+fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool, turn: Turn) -> Option<u8> {
     let mut locked = match LockedTarget::open_with(pid, pool) {
         Ok(locked) => locked,
-        Err(failure) => return failed_of("revert", pid, &failure, &options.targets),
+        Err(failure) => return Some(failed_of("revert", pid, &failure, &options.targets)),
     };
     locked.search = turn.search;
     if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
-        return exit::GONE;
+        return Some(exit::GONE);
     }
     say_if_unlocked(&locked, options.quiet);
-    let policy = policy(&Settings::default(), options.dry_run);
-    let all = policy.map(|policy| Policy { select: Select::ALL, ..policy });
-    let reverted = match all.and_then(|all| revert(&locked.order(all))) {
+    let reverted = match locked.revert_once(options.dry_run) {
         Ok(reverted) => reverted,
-        Err(failure) if turn.comes_again(&failure) => return turns::AGAIN,
-        Err(failure) => return failed_of("revert", pid, &failure, &options.targets),
+        Err(failure) if turn.comes_again(&failure) => return None,
+        Err(failure) => return Some(failed_of("revert", pid, &failure, &options.targets)),
     };
-    locked.record_revert(&reverted);
     let Reverted { found, reverted: bytes, found_text, reverted_text, failure, stop } = reverted;
     let printed = if options.json {
         let json = serde_json::json!({
@@ -444,13 +444,13 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool, turn: Turn) -> u8 {
     } else {
         exit::OK
     };
-    match failure {
+    Some(match failure {
         None => printed,
         Some(failure) => {
             let status = failed("revert", pid, &failure);
             if bytes > 0 { exit::PARTIAL } else { status }
         }
-    }
+    })
 }
 
 /// Like [`failed`], but silent about an ended process that the user did not name, because a unit may have short-lived

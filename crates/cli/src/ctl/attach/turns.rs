@@ -20,9 +20,6 @@ const TURN: Duration = Duration::from_millis(30);
 /// How long the processes that had no suitable moment in their first turn get more turns.
 const TOGETHER: Duration = Duration::from_secs(1);
 
-/// The status of a process whose turn comes again. Never the exit status of a command.
-pub(super) const AGAIN: u8 = u8::MAX;
-
 /// One process's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Turn {
@@ -53,31 +50,32 @@ impl Turn {
     }
 }
 
-/// Does `one` to each process, in a child process if it has other credentials. Returns the combined exit status. A
-/// process that has ended meanwhile counts only if the user `named` it.
+/// Does `one` to each process, in a child process if it has other credentials. `one` returns the process's exit status, or
+/// `None` if its turn [comes again](Turn::comes_again). Returns the combined exit status. A process that has ended
+/// meanwhile counts only if the user `named` it.
 pub(crate) fn each(
     doing: &str,
     pids: &[Pid],
     named: bool,
-    mut one: impl FnMut(Pid, &mut Pool, Turn) -> u8,
+    mut one: impl FnMut(Pid, &mut Pool, Turn) -> Option<u8>,
 ) -> u8 {
-    let mut statuses: Vec<(Pid, u8)> = pids.iter().map(|&pid| (pid, AGAIN)).collect();
+    let mut statuses: Vec<(Pid, Option<u8>)> = pids.iter().map(|&pid| (pid, None)).collect();
     let mut turn = Turn::first(pids.len());
     let mut since = None;
     loop {
-        let waiting: Vec<Pid> =
-            statuses.iter().filter(|(_, status)| *status == AGAIN).map(|(pid, _)| *pid).collect();
+        let waiting = statuses.iter().filter(|(_, status)| status.is_none());
+        let waiting: Vec<Pid> = waiting.map(|(pid, _)| *pid).collect();
         if waiting.is_empty() {
             break;
         }
         let done = one_turn_each(doing, &waiting, |pid, pool| one(pid, pool, turn));
-        let waited = statuses.iter_mut().filter(|(_, status)| *status == AGAIN);
+        let waited = statuses.iter_mut().filter(|(_, status)| status.is_none());
         for ((_, status), done) in waited.zip(done) {
             *status = done;
         }
         turn = turn.next(since.get_or_insert_with(Instant::now).elapsed());
     }
-    let status = of_all(statuses.into_iter().map(|(_, status)| status).collect(), named);
+    let status = of_all(statuses.into_iter().filter_map(|(_, status)| status).collect(), named);
     if status == exit::GONE && !named {
         warn(format_args!("cannot {doing} the selected processes: all have ended"));
     }
@@ -85,12 +83,16 @@ pub(crate) fn each(
 }
 
 /// Does `one` to each process once. Returns the statuses.
-fn one_turn_each(doing: &str, pids: &[Pid], mut one: impl FnMut(Pid, &mut Pool) -> u8) -> Vec<u8> {
+fn one_turn_each(
+    doing: &str,
+    pids: &[Pid],
+    mut one: impl FnMut(Pid, &mut Pool) -> Option<u8>,
+) -> Vec<Option<u8>> {
     let mut statuses = Vec::new();
     for some in workers::are_foreign(pids).chunk_by(|one, other| one.1 == other.1) {
         let pids: Vec<Pid> = some.iter().map(|&(pid, _)| pid).collect();
         if some.first().is_some_and(|&(_, foreign)| foreign) {
-            let gave_up = |pid, failure: &Failure| failed(doing, pid, failure);
+            let gave_up = |pid, failure: &Failure| Some(failed(doing, pid, failure));
             statuses.extend(workers::each_apart(&pids, LONGEST, &mut one, gave_up));
         } else {
             let mut pool = Pool::default();

@@ -4,13 +4,11 @@
 //! therefore takes only the processes that are due, and stops after a share of the processor's time.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{ErrorKind, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use tiexec_remap::workers::Aside;
+use tiexec_remap::workers::{Aside, Heard, Sender};
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
@@ -24,8 +22,8 @@ const OFF_SCREEN: u32 = 10;
 /// The time for which the processes of a user are skipped after one of them blocked the reader.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// The answer about one process, on one line.
-#[derive(Serialize, Deserialize)]
+/// The answer about one process.
+#[derive(Debug, Serialize, Deserialize)]
 struct Answer {
     pid: i32,
     /// The identity at the time of the answer. It is compared with the requested one, because the process may have
@@ -54,13 +52,12 @@ pub(super) struct Looks {
     silent: HashMap<Vec<u32>, Instant>,
 }
 
-/// One round: the processes without an answer so far, and a partial answer.
+/// One round, and the processes without an answer so far.
 #[derive(Debug)]
 struct Round {
-    aside: Aside,
+    aside: Aside<Answer>,
     asked: VecDeque<(i32, Identity)>,
     answered: bool,
-    part: Vec<u8>,
     last: Instant,
 }
 
@@ -90,8 +87,8 @@ impl Looks {
         let limit = self.filled.then(|| wanted.delay.mul_f64(SHARE));
         let pids: Vec<i32> = asked.iter().map(|&(pid, _)| pid).collect();
         // If the fork fails, the next refresh tries again.
-        let Ok(aside) = Aside::start(|answers| look_at_all(&pids, limit, answers)) else { return };
-        self.round = Some(Round { aside, asked, answered: false, part: Vec::new(), last: now });
+        let Ok(aside) = Aside::start(|to| look_at_all(&pids, limit, &to)) else { return };
+        self.round = Some(Round { aside, asked, answered: false, last: now });
     }
 
     /// Returns the processes that are due: the selected process first, then those that have waited longest.
@@ -154,20 +151,11 @@ impl Looks {
 impl Round {
     /// Reads the available answers of the round. Returns whether more will follow.
     fn take(&mut self, processes: &mut Processes) -> bool {
-        let mut buffer = [0; 16 << 10];
         loop {
-            match self.aside.answers().read(&mut buffer) {
-                Ok(0) => return false,
-                Ok(count) => self.part.extend(&buffer[..count]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return true,
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(_) => return false,
-            }
-            while let Some(end) = self.part.iter().position(|&byte| byte == b'\n') {
-                let line: Vec<u8> = self.part.drain(..=end).collect();
-                if let Ok(answer) = serde_json::from_slice::<Answer>(&line) {
-                    self.put(answer, processes);
-                }
+            match self.aside.hear() {
+                Heard::Message(answer) => self.put(answer, processes),
+                Heard::Nothing => return true,
+                Heard::End => return false,
             }
         }
     }
@@ -196,16 +184,15 @@ fn note(process: &mut Process, looked: Looked) {
 }
 
 /// Runs in the child process: reads one process after the other, until `limit` of processor time is used.
-fn look_at_all(pids: &[i32], limit: Option<Duration>, answers: &mut UnixStream) {
+fn look_at_all(pids: &[i32], limit: Option<Duration>, answers: &Sender<'_, Answer>) {
     for &pid in pids {
         let process = Pid::from_raw(pid).and_then(|pid| ProcDir::of(pid).ok());
         let told = process.as_ref().map_or(Told::Gone, look_at);
         let identity = process.as_ref().and_then(Identity::again);
-        let mut line = serde_json::to_vec(&Answer { pid, identity, told }).unwrap_or_default();
-        line.push(b'\n');
         let spent = clock_gettime(ClockId::ProcessCPUTime);
         let spent = Duration::try_from(spent).unwrap_or_default();
-        if answers.write_all(&line).is_err() || limit.is_some_and(|limit| spent > limit) {
+        let is_heard = answers.send(&Answer { pid, identity, told });
+        if !is_heard || limit.is_some_and(|limit| spent > limit) {
             return;
         }
     }
