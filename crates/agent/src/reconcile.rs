@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use sd_notify::NotifyState;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::identity::Identity;
+use tiexec_engine::watch::Growing;
 use tiexec_remap::mapped::Copied;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, cgroup_namespace, interrupt, pidfd, process, with_symbols};
@@ -55,8 +56,8 @@ const TICK: Duration = Duration::from_millis(500);
 const SPACING: Duration = Duration::from_millis(100);
 /// The least time between two scans of all processes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause before a process is tried again.
-const LATEST: Duration = Duration::from_secs(3600);
+/// For how long the agent remembers the programs whose first process it has worked on.
+const REMEMBERED: Duration = Duration::from_secs(3600);
 /// The time for which the agent works on no process of a user, after the work on one of them did not finish.
 const PENALTY: Duration = Duration::from_secs(3600);
 
@@ -85,8 +86,8 @@ struct Known {
     due: Option<Instant>,
     /// The time at which the agent saw its program start, if it did.
     begun: Option<Instant>,
-    /// The pause before the next try.
-    gap: Option<Duration>,
+    /// The pauses between tries, once it was left as it is.
+    pauses: Option<Growing>,
     /// The UID of its pod.
     pod_uid: Option<String>,
     /// The copies that it executes.
@@ -114,7 +115,7 @@ impl Known {
             identity,
             due: Some(due),
             begun: None,
-            gap: None,
+            pauses: None,
             pod_uid: None,
             copies: Vec::new(),
             has_copies: false,
@@ -430,7 +431,7 @@ impl<'a> Agent<'a> {
     fn decide_anew(&mut self) {
         let now = Instant::now();
         for known in self.known.values_mut() {
-            (known.due, known.gap) = (Some(now), None);
+            (known.due, known.pauses) = (Some(now), None);
         }
     }
 
@@ -536,7 +537,7 @@ impl<'a> Agent<'a> {
             known.pod_uid.as_ref().is_some_and(|uid| changed.iter().any(|other| other == uid))
         };
         for known in self.known.values_mut().filter(|known| is_of(known)) {
-            (known.due, known.gap) = (Some(now), None);
+            (known.due, known.pauses) = (Some(now), None);
         }
     }
 
@@ -600,7 +601,7 @@ impl<'a> Agent<'a> {
         self.known.retain(|pid, _| alive.contains(pid));
         self.begun.retain(&alive);
         self.metrics.set_reconcile(now.elapsed().as_secs_f64());
-        self.first.retain(|_, since| since.elapsed() < LATEST);
+        self.first.retain(|_, since| since.elapsed() < REMEMBERED);
         self.refused.retain(|_, since| since.elapsed() < PENALTY);
         self.spent.values_mut().for_each(|spent| *spent /= 2);
         self.spent.retain(|_, spent| !spent.is_zero());

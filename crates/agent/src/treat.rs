@@ -17,7 +17,7 @@ use tiexec_engine::hottest::Hot;
 use tiexec_engine::identity::Identity;
 use tiexec_engine::locked_target::{LOOKING, LockedTarget, Treated};
 use tiexec_engine::policy::policy;
-use tiexec_engine::retry::may_pass;
+use tiexec_engine::watch::may_pass;
 use tiexec_remap::build_id::{build_id, text_key};
 use tiexec_remap::images::Images;
 use tiexec_remap::mapped::{Copied, copies};

@@ -16,12 +16,11 @@ use tiexec_remap::policy::Policy;
 use tiexec_sys::perf_sampler::Heirs;
 use tiexec_sys::{Pid, SysError, areas, processor};
 
-use crate::follow::Tell;
 use crate::locked_target::{LONGEST, LockedTarget, Treated};
 use crate::policy::policy;
-use crate::retry::may_pass;
 use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
 use crate::switched_off::is_switched_off;
+use crate::watch::{Tell, may_pass, times};
 
 /// How long to sample if `--settle` does not say.
 const USUAL: Duration = Duration::from_secs(5);
@@ -122,7 +121,7 @@ impl Hot {
 /// Returns how long [`look_after`] may take, at most.
 pub fn longest(settings: &Settings) -> Duration {
     let sampling = if settings.settle().is_zero() { USUAL } else { settings.settle() };
-    sampling.saturating_add(PATIENCE).saturating_add(LONGEST)
+    sampling.saturating_add(times::HOTTEST_LONGEST).saturating_add(LONGEST)
 }
 
 /// Treats a program that has just been started: samples it, and takes its hottest huge pages.
@@ -139,7 +138,8 @@ pub fn look_after(
     if is_switched_off() {
         return Err(Failure::new(SkipReason::Disabled, "switched off while it was sampled"));
     }
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + times::HOTTEST_LONGEST;
+    let mut pauses = times::HOTTEST.begin();
     loop {
         let done = LockedTarget::open(program).and_then(|locked| {
             let done = hot.treat_once(&locked, &mut Images::default());
@@ -151,14 +151,9 @@ pub fn look_after(
                 return Ok(());
             }
             Err(failure) if may_pass(failure.reason) && Instant::now() < end => {
-                std::thread::sleep(AGAIN);
+                std::thread::sleep(pauses.take());
             }
             Err(failure) => return Err(failure),
         }
     }
 }
-
-/// For how long to retry a process that cannot be attached to at the moment.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The pause between two tries.
-const AGAIN: Duration = Duration::from_millis(500);

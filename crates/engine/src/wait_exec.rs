@@ -3,22 +3,13 @@
 //! The wait reads `/proc/PID/stat`, `comm` and `exe` only. The kernel answers all three whatever the process does, so
 //! the deadline holds.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tiexec_core::proc::stat;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process};
 
-/// The pause between two looks at the main process.
-const PAUSE: Duration = Duration::from_millis(20);
-/// The pause between two searches of `/proc` for it.
-const SEARCH_PAUSE: Duration = Duration::from_millis(100);
-/// For how long a program must sleep before its `ld.so` counts as done: `ld.so` works without a pause.
-const ASLEEP: Duration = Duration::from_millis(100);
-/// How much CPU time a program must have used before its `ld.so` counts as done.
-const WORK: Duration = Duration::from_millis(50);
-/// The age, counted from the first look at it, at which the `ld.so` of a program counts as done in any case.
-const OLD: Duration = Duration::from_secs(1);
+use crate::watch::times;
 
 /// Programs that execute another one for a service, by their file names.
 const SHELLS: [&str; 14] = [
@@ -63,7 +54,7 @@ pub fn wait(mut find: impl FnMut() -> Search, deadline: Instant) -> Waited {
         if Instant::now() >= deadline {
             return Waited::Nobody;
         }
-        std::thread::sleep(SEARCH_PAUSE);
+        std::thread::sleep(times::SEARCH);
     }
 }
 
@@ -80,7 +71,7 @@ fn wait_for(pid: Pid, deadline: Instant) -> Waited {
         if now >= deadline {
             return if is_shell { Waited::StillShell(pid) } else { Waited::Running(pid) };
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(times::MAIN_PROCESS);
     }
 }
 
@@ -142,14 +133,16 @@ impl Program {
         }
         self.asleep_since = look.is_asleep.then(|| self.asleep_since.unwrap_or(now));
         let lasts = |since: Option<Instant>, time| since.is_some_and(|since| now >= since + time);
-        lasts(self.asleep_since, ASLEEP)
-            || lasts(self.since, OLD)
-            || look.run_time >= self.run_time_before + process::ticks(WORK)
+        lasts(self.asleep_since, times::ASLEEP)
+            || lasts(self.since, times::BEGINNING)
+            || look.run_time >= self.run_time_before + process::ticks(times::WORK)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn look(exe: &str, is_asleep: bool, run_time: u64) -> Look {
@@ -170,7 +163,7 @@ mod tests {
     fn a_program_is_up_when_it_sleeps_has_worked_or_is_old() {
         let begun = Instant::now();
         let at = |millis| begun + Duration::from_millis(millis);
-        let work = process::ticks(WORK);
+        let work = process::ticks(times::WORK);
         let mut program = Program::default();
         assert!(!program.is_up(look("/bin/sh", true, 9 * work), true, at(0)));
         assert!(!program.is_up(look("/bin/sh", true, 9 * work), true, at(5000)));

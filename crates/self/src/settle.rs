@@ -4,19 +4,16 @@
 //! in the program, and only if the user asked for it. The thread ends by itself; a child that the program forks does
 //! not have it.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tiexec_core::addr::AddrRange;
 use tiexec_core::config::Settings;
 use tiexec_core::proc::maps::FileId;
+use tiexec_engine::watch::times;
 use tiexec_sys::local::{own_descriptors, while_signals_wait};
 use tiexec_sys::procfs::ProcDir;
 
 use crate::{texts, treat};
-
-/// The first interval between two looks, and the longest.
-const FIRST: Duration = Duration::from_millis(100);
-const LONGEST: Duration = Duration::from_secs(2);
 
 /// Starts the thread, if the user asked for it.
 pub(crate) fn begin(settings: &Settings) {
@@ -41,14 +38,13 @@ fn look(settings: &Settings, mut seen: Vec<(AddrRange, FileId)>, until: Instant)
         return;
     }
     let filters = filters();
-    let mut pause = FIRST;
+    let mut pauses = times::LIBRARY.begin();
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;
         }
-        std::thread::sleep(pause.min(left));
-        pause = (pause * 2).min(LONGEST);
+        std::thread::sleep(pauses.take().min(left));
         // If the program has entered a sandbox meanwhile, a call of this thread may end the program.
         if self::filters() != filters {
             return;
@@ -57,7 +53,7 @@ fn look(settings: &Settings, mut seen: Vec<(AddrRange, FileId)>, until: Instant)
         if now != seen {
             let _nothing_is_lost = treat::at_start(settings);
             seen = now;
-            pause = FIRST;
+            pauses.restart();
         }
     }
 }

@@ -8,10 +8,11 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::FileId;
 use tiexec_core::proc::pressure;
+use tiexec_engine::watch::times;
 use tiexec_sys::{Pid, interrupt};
 
 use super::prove::Unproved;
-use super::{Agent, Known, LATEST, Last, Level, Wanted};
+use super::{Agent, Known, Last, Level, Wanted};
 use crate::decide::held_back;
 use crate::guard::Held;
 use crate::metrics::Share;
@@ -23,12 +24,6 @@ use crate::treat::{self, FileState, Given, Job, Outcome, Running, Told};
 const BATCH: usize = 16;
 /// The time for which the first process of a program runs with huge text before other processes of the program get it.
 const PROOF: Duration = Duration::from_millis(500);
-/// The first pause before a process is retried: `SOON` for an obstacle that may pass, `LATER` for any other. Each pause
-/// is twice the one before.
-const SOON: Duration = Duration::from_secs(1);
-const LATER: Duration = Duration::from_secs(60);
-/// The time after which text in the page cache is checked again, because the kernel may have reclaimed it.
-const KEEP: Duration = Duration::from_secs(600);
 /// Most files whose builds are cached.
 const MOST_BUILDS: usize = 1024;
 
@@ -336,7 +331,7 @@ impl Agent<'_> {
             }
             known.has_copies |= has_copies;
             if result == "ok" && may_go {
-                (known.due, known.gap) = (Some(Instant::now() + KEEP), None);
+                (known.due, known.pauses) = (Some(Instant::now() + times::KEEP), None);
             }
             let unit = facts.unit.clone().filter(|_| facts.counts_for_all());
             let share = Share { rule: name.clone(), unit, text_bytes, huge: backings };
@@ -360,7 +355,7 @@ impl Agent<'_> {
             return;
         }
         let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
-        let fresh = self.known.get(&pid).is_some_and(|known| known.gap.is_none());
+        let fresh = self.known.get(&pid).is_some_and(|known| known.pauses.is_none());
         if fresh && result != "target_gone" {
             self.say(Level::Info, &format!("{what}: left as it is: {result}{}", detail.shown()));
         }
@@ -372,8 +367,8 @@ impl Agent<'_> {
     /// Schedules a retry for a process, after a growing pause.
     fn again(&mut self, pid: Pid, passing: bool) {
         let Some(known) = self.known.get_mut(&pid) else { return };
-        let first = if passing { SOON } else { LATER };
-        let gap = known.gap.map_or(first, |gap| (gap * 2).min(LATEST));
-        (known.gap, known.due) = (Some(gap), Some(Instant::now() + gap));
+        let first = if passing { times::SOON } else { times::LATER };
+        let pauses = known.pauses.get_or_insert(first.begin());
+        known.due = Some(Instant::now() + pauses.take());
     }
 }

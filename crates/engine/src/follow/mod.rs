@@ -8,57 +8,31 @@
 
 pub mod companion;
 mod patterns;
-mod reverted;
 pub mod start;
 pub mod tree;
 
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use tiexec_core::addr::AddrRange;
 use tiexec_core::config::Settings;
 use tiexec_core::perf::records::Record;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::FileId;
-use tiexec_core::proc::stat;
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
-use tiexec_core::skip::Reason;
+use tiexec_remap::attach::AttachOrder;
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
-use tiexec_remap::workers;
 use tiexec_sys::perf_watch::{Watch, Woken, wait_for_end};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, areas, process, ptrace};
 
-use crate::locked_target::{LONGEST, LockedTarget, Treated, look_for_text_of_ours, start_time};
+use crate::locked_target::{Treated, start_time};
 use crate::policy::policy;
-use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
+use crate::watch::{self, Copies, Growing, Outcome, Tell, has_worked, times};
 pub use patterns::Patterns;
-use reverted::Copies;
 use tree::Tree;
-
-/// The age at which a program is first examined: most programs end earlier, and a stop would only delay them.
-const AGE: Duration = Duration::from_millis(100);
-/// How long a program must have run by that age; otherwise it is examined once it is as old as [`BEGINNING`].
-/// On a busy machine age alone says little.
-const WORK: Duration = Duration::from_millis(50);
-/// How long a program must have mapped nothing: a dynamic linker maps in a burst.
-const QUIET: Duration = Duration::from_millis(10);
-/// The shortest time after a program's start during which a follower examines its mappings.
-const BEGINNING: Duration = Duration::from_secs(1);
-/// The pause after records were read, in which the next ones gather.
-const PAUSE: Duration = Duration::from_millis(10);
-/// The first pause between two looks where there are no records; each pause is twice the one before. The
-/// search for a thread that takes a stop well is as long: if there are more threads than processors, a thread
-/// may wait for its turn.
-const FIRST_GAP: Duration = Duration::from_millis(100);
-/// The longest pause between two walks through `/proc`, and before a retry of a program that could not be
-/// treated; also the longest search for a thread.
-const LONGEST_GAP: Duration = Duration::from_secs(1);
-/// For how long the follower remembers that a file's mapping had nothing to gain.
-const MEMORY: Duration = Duration::from_secs(10);
 
 /// Returns, in words, the cause and the consequence of having no watch.
 pub fn without_watch(why: &str, follow: bool) -> String {
@@ -110,8 +84,8 @@ struct Program {
     until: Instant,
     /// When to examine it next.
     due: Option<Instant>,
-    /// The pause after the next look, if there is another look.
-    gap: Duration,
+    /// The pauses between looks.
+    pauses: Growing,
     /// The mappings that it has made since the last look and that could be huge.
     mapped: Vec<Mapping>,
     copies: Copies,
@@ -120,12 +94,9 @@ struct Program {
 impl Program {
     /// Returns when to examine the program if it maps nothing more after `now`.
     fn quiet_from(&self, now: Instant) -> Instant {
-        (now + QUIET).max(self.seen + AGE)
+        (now + times::QUIET).max(self.seen + times::AGE)
     }
 }
-
-/// The callback that hears what was done to a process.
-pub type Tell<'a> = &'a mut dyn FnMut(&LockedTarget, &Treated);
 
 /// Follows programs that are started, and treats what they map.
 pub struct Follower<'a> {
@@ -177,7 +148,7 @@ impl<'a> Follower<'a> {
     /// Follows until all processes have ended, or, without `--follow`, the time of all programs is over; at
     /// most until `end`. Signals reach this process only while it works on no program.
     pub fn run(mut self, end: Option<Instant>) {
-        let mut walk_gap = FIRST_GAP;
+        let mut walks = times::PROGRAM.begin();
         loop {
             let now = Instant::now();
             self.programs.retain(|_, program| now < program.until || program.due.is_some());
@@ -191,13 +162,16 @@ impl<'a> Follower<'a> {
             let window = self.programs.values().map(|program| program.until);
             let window = if self.settings.follow { None } else { window.max() };
             // No record reports that the users of a copy have ended.
-            let copies = self.images.has_copies().then(|| now + MEMORY);
+            let copies = self.images.has_copies().then(|| now + times::MEMORY);
             let next = due.chain(window).chain(end).chain(copies).min();
             let time = next.map(|next| next.saturating_duration_since(Instant::now()));
             let Some(watch) = &mut self.watch else {
                 let Some(found) = self.look_around() else { return };
-                walk_gap = if found { FIRST_GAP } else { (walk_gap * 2).min(LONGEST_GAP) };
-                let time = time.map_or(walk_gap, |time| time.min(walk_gap));
+                if found {
+                    walks.restart();
+                }
+                let pause = walks.take();
+                let time = time.map_or(pause, |time| time.min(pause));
                 match wait_for_end(None, Some(time)) {
                     Err(error) if error.errno != Errno::INTR => return,
                     _ => continue,
@@ -206,12 +180,12 @@ impl<'a> Follower<'a> {
             match watch.wait(time) {
                 Ok(Woken::Records) => {
                     self.read_records();
-                    let _interrupted = wait_for_end(None, Some(PAUSE));
+                    let _interrupted = wait_for_end(None, Some(times::GATHER));
                 }
                 Ok(Woken::End) => return,
                 Ok(Woken::Time) => {}
                 // A signal has arrived. The sleep keeps any other error from repeating at once.
-                Err(_) => std::thread::sleep(PAUSE),
+                Err(_) => std::thread::sleep(times::GATHER),
             }
         }
     }
@@ -219,22 +193,23 @@ impl<'a> Follower<'a> {
     /// Notes that a program begins.
     fn begin(&mut self, pid: Pid) {
         let now = Instant::now();
-        let least = if self.settings.follow { BEGINNING } else { Duration::ZERO };
+        let least = if self.settings.follow { times::BEGINNING } else { Duration::ZERO };
         let until = now + self.settings.settle().max(least);
         let program = self.programs.entry(pid).or_insert_with(|| Program {
             seen: now,
             seen_ticks: 0,
             until,
             due: None,
-            gap: FIRST_GAP,
+            pauses: times::POLLED.begin(),
             mapped: Vec::new(),
             copies: Copies::default(),
         });
         // The records of two processors come in no order, so mappings that were noted already are kept.
-        (program.seen, program.until, program.gap) = (now, until, FIRST_GAP);
+        (program.seen, program.until) = (now, until);
+        program.pauses.restart();
         program.seen_ticks = process::ticks_since_boot();
         if self.policy.select.jit || self.watch.is_none() {
-            program.due.get_or_insert(now + AGE);
+            program.due.get_or_insert(now + times::AGE);
         }
     }
 
@@ -309,7 +284,7 @@ impl<'a> Follower<'a> {
             if self.running.get(&pid) != Some(&now) && !self.programs.contains_key(&pid) {
                 self.begin(pid);
                 if let Some(program) = self.programs.get_mut(&pid) {
-                    program.due.get_or_insert(program.seen + AGE);
+                    program.due.get_or_insert(program.seen + times::AGE);
                 }
                 found = true;
             }
@@ -335,11 +310,9 @@ impl<'a> Follower<'a> {
             let now = Instant::now();
             if (again || polled) && now < program.until {
                 // The last look is at the end of the program's time.
-                program.due = Some((now + program.gap).min(program.until));
-                program.gap *= 2;
+                program.due = Some((now + program.pauses.take()).min(program.until));
                 if again {
-                    // The obstacle may be gone at any moment.
-                    program.gap = program.gap.min(LONGEST_GAP);
+                    program.pauses.shorten(times::PROGRAM.longest);
                 }
             }
         }
@@ -349,130 +322,77 @@ impl<'a> Follower<'a> {
     fn look_at(&mut self, pid: Pid) -> bool {
         let Some(program) = self.programs.get(&pid) else { return false };
         let now = Instant::now();
-        self.nothing_to_gain.retain(|_, since| now.duration_since(*since) < MEMORY);
+        self.nothing_to_gain.retain(|_, since| now.duration_since(*since) < times::MEMORY);
         let known = |mapping| self.nothing_to_gain.contains_key(mapping);
         let told = !program.mapped.is_empty();
         if told && !self.policy.select.jit && program.mapped.iter().all(known) {
             return false;
         }
-        if now < program.seen + BEGINNING && !has_worked(pid) {
+        if now < program.seen + times::BEGINNING && !has_worked(pid) {
             return true;
         }
-        let (mapped, patience) = (program.mapped.clone(), program.gap.min(LONGEST_GAP));
-        let seen_ticks = program.seen_ticks;
+        let Program { seen_ticks, mut copies, pauses, .. } = *program;
+        let mapped = program.mapped.clone();
         let by_copy = told && mapped.iter().all(|mapping| self.copied.contains(mapping));
-        let had_copies = program.copies.were_seen(pid);
-        let unknown = (LookOutcome::Otherwise, had_copies);
-        let mut one = || {
-            if !self.is_meant(pid, seen_ticks) {
-                return unknown;
-            }
-            let has = ProcDir::of(pid).ok().and_then(|process| look_for_text_of_ours(&process));
-            if had_copies && has == Some(false) {
-                return (LookOutcome::Reverted, false);
-            }
-            let mut has_copies = has.unwrap_or(had_copies);
-            let outcome = match self.treat(pid, by_copy, patience, &mut has_copies) {
-                Ok(outcome) => outcome,
-                Err(reason) if may_pass(reason) => LookOutcome::MayPass,
-                Err(_) => LookOutcome::Otherwise,
-            };
-            (outcome, has_copies)
+        let patterns = &self.patterns;
+        let policy = self.policy;
+        let is_meant = |process: &ProcDir| is_meant(process, seen_ticks, patterns, policy);
+        let change = |order: &mut AttachOrder<'_>| {
+            order.patience = pauses.next().min(times::PROGRAM.longest);
+            order.policy.sources.pagecache &= !by_copy;
         };
-        let (outcome, has_copies) = if workers::is_foreign(pid) {
-            workers::apart_as_its_user(pid, LONGEST, one).unwrap_or(unknown)
-        } else {
-            one()
+        let treat = |_: &ProcDir, has_copies: &mut bool| {
+            let treated =
+                watch::treat(pid, policy, &mut self.images, change, self.tell, has_copies);
+            treated.map_or_else(Outcome::of_failure, |treated| outcome(&treated))
         };
+        let outcome = watch::look(pid, &mut copies, is_meant, treat);
         if let Some(program) = self.programs.get_mut(&pid) {
-            program.copies.note(pid, has_copies);
-            if outcome == LookOutcome::Reverted {
+            program.copies = copies;
+            if outcome == Outcome::Reverted {
                 program.until = now;
             }
         }
         match outcome {
-            LookOutcome::NothingToGain => {
+            Outcome::Nothing => {
                 self.nothing_to_gain.extend(mapped.into_iter().map(|mapping| (mapping, now)));
             }
-            LookOutcome::Copied => self.copied.extend(mapped),
-            LookOutcome::Otherwise | LookOutcome::MayPass | LookOutcome::Reverted => {}
+            Outcome::Copied => self.copied.extend(mapped),
+            Outcome::Unseen | Outcome::Text | Outcome::MayPass | Outcome::Reverted => {}
         }
-        outcome == LookOutcome::MayPass
-    }
-
-    /// Returns whether the process is the one that was seen, runs a program that the user selected, and has
-    /// text that could be huge.
-    fn is_meant(&self, pid: Pid, seen_ticks: u64) -> bool {
-        if is_switched_off() {
-            return false;
-        }
-        let Ok(process) = ProcDir::of(pid) else { return false };
-        if start_time(&process).is_none_or(|begun| begun > seen_ticks) {
-            return false;
-        }
-        if !process.exe_path().is_ok_and(|path| self.patterns.accept(&path)) {
-            return false;
-        }
-        // A program that maps all the time is tried again.
-        let Ok(vmas) = areas::vmas(&process) else { return true };
-        let select = self.policy.select;
-        vmas.iter().any(|vma| {
-            let wanted = if vma.is_file_backed() { select.text() } else { select.jit };
-            vma.perms.exec && wanted && vma.range.align_inward(self.policy.pages.pmd).is_some()
-        })
-    }
-
-    /// Treats a process. `by_copy` leaves the page cache out, because the files were not in huge folios
-    /// before. `has_copies` is set once it is known whether the process has copies now.
-    fn treat(
-        &mut self,
-        pid: Pid,
-        by_copy: bool,
-        patience: Duration,
-        has_copies: &mut bool,
-    ) -> Result<LookOutcome, Reason> {
-        let locked = LockedTarget::open(pid).map_err(|failure| failure.reason)?;
-        let mut order = locked.order(self.policy);
-        order.patience = patience;
-        order.policy.sources.pagecache &= !by_copy;
-        let treated = locked.treat_once(&order, &mut self.images);
-        let treated = treated.map_err(|failure| failure.reason)?;
-        // The lock keeps other TiExec processes from a revert here.
-        *has_copies = locked.has_text_of_ours().unwrap_or(*has_copies);
-        let done = treated.changed_it();
-        if done {
-            (self.tell)(&locked, &treated);
-        }
-        let attached = &treated.attached;
-        let copied = attached.plan.spans_by(Backing::Pagecache).next().is_none();
-        Ok(match (&attached.failure, done) {
-            (Some(failure), _) if may_pass(failure.reason) => return Err(failure.reason),
-            (Some(_), _) => LookOutcome::Otherwise,
-            (None, false) => LookOutcome::NothingToGain,
-            (None, true) if copied => LookOutcome::Copied,
-            (None, true) => LookOutcome::Otherwise,
-        })
+        outcome == Outcome::MayPass
     }
 }
 
-/// The result of a look.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-enum LookOutcome {
-    /// No text could become huge, or it was huge already.
-    NothingToGain,
-    /// All that could be huge is in copies now.
-    Copied,
-    /// Anything else.
-    Otherwise,
-    /// The obstacle may be gone a moment later.
-    MayPass,
-    /// Somebody has reverted the program.
-    Reverted,
+/// Returns whether the process is the one that was seen, runs a program that the user selected, and has text that could be
+/// huge.
+fn is_meant(process: &ProcDir, seen_ticks: u64, patterns: &Patterns, policy: Policy) -> bool {
+    if is_switched_off() {
+        return false;
+    }
+    if start_time(process).is_none_or(|begun| begun > seen_ticks) {
+        return false;
+    }
+    if !process.exe_path().is_ok_and(|path| patterns.accept(&path)) {
+        return false;
+    }
+    // A program that maps all the time is tried again.
+    let Ok(vmas) = areas::vmas(process) else { return true };
+    vmas.iter().any(|vma| {
+        let select = policy.select;
+        let wanted = if vma.is_file_backed() { select.text() } else { select.jit };
+        vma.perms.exec && wanted && vma.range.align_inward(policy.pages.pmd).is_some()
+    })
 }
 
-/// Returns whether the process has run long enough to be worth a look.
-fn has_worked(pid: Pid) -> bool {
-    let text = ProcDir::of(pid).and_then(|process| process.read("stat"));
-    let time = text.ok().and_then(|text| stat::run_time(&text).ok());
-    time.is_none_or(|time| time >= process::ticks(WORK))
+/// Returns the outcome of a look at a process that was treated.
+fn outcome(treated: &Treated) -> Outcome {
+    let attached = &treated.attached;
+    let is_copied = attached.plan.spans_by(Backing::Pagecache).next().is_none();
+    match (&attached.failure, treated.changed_it()) {
+        (Some(failure), _) => Outcome::of_failure(failure.reason),
+        (None, false) => Outcome::Nothing,
+        (None, true) if is_copied => Outcome::Copied,
+        (None, true) => Outcome::Text,
+    }
 }

@@ -9,9 +9,8 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
 use tiexec_core::addr::AddrRange;
 use tiexec_core::config::Settings;
 use tiexec_core::coverage::{FileCoverage, Rest};
@@ -19,7 +18,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::proc::maps::FileId;
 use tiexec_core::report::Report;
 use tiexec_core::skip::{Reason, SkipReason};
-use tiexec_remap::attach::PrivateCopies;
+use tiexec_remap::attach::{AttachOrder, PrivateCopies};
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::workers;
@@ -28,19 +27,11 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, areas, process};
 use tiexec_tracee::clock;
 
-use super::reverted::Copies;
-use super::{FIRST_GAP, LONGEST_GAP, Patterns, has_worked};
-use crate::locked_target::{
-    LONGEST, LockedTarget, Treated, has_text_of_ours, look_for_text_of_ours,
-};
+use super::Patterns;
+use crate::locked_target::{Treated, has_text_of_ours};
 use crate::policy::policy;
-use crate::retry::may_pass;
 use crate::switched_off::is_switched_off;
-
-/// How long after a program began, or after new text appeared, a start is over.
-const SETTLED: Duration = Duration::from_secs(10);
-/// How long a start takes at most: an entry script may first set up a database.
-pub const LONGEST_START: Duration = Duration::from_secs(60);
+use crate::watch::{self, Copies, Outcome, has_worked, times};
 
 /// The most text of libraries, in bytes, that is copied for one process. The copy is made when the start is over and
 /// the process still runs.
@@ -82,19 +73,6 @@ pub struct StartWatch<'a> {
     left: &'a mut dyn FnMut(&Left),
 }
 
-/// The result of a look.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-enum Look {
-    /// No text that could be huge is on base pages, or it was examined before.
-    Nothing,
-    /// There was such text.
-    Text,
-    /// There is such text, and the obstacle may be gone a moment later.
-    MayPass,
-    /// Somebody has reverted the program.
-    Reverted,
-}
-
 impl<'a> StartWatch<'a> {
     /// Makes the watch of `program`, from which this process was forked; `None` where nothing can be huge.
     pub fn new(
@@ -125,10 +103,10 @@ impl<'a> StartWatch<'a> {
     pub fn run(mut self) {
         let Ok(pidfd) = process::open_pidfd(self.program) else { return };
         let begun = Instant::now();
-        let (mut gap, mut exe, mut has_text) = (FIRST_GAP, self.exe(), false);
+        let (mut pauses, mut exe, mut has_text) = (times::PROGRAM.begin(), self.exe(), false);
         let mut changed = begun;
         loop {
-            match wait_for_end(Some(pidfd.as_fd()), Some(gap)) {
+            match wait_for_end(Some(pidfd.as_fd()), Some(pauses.next())) {
                 Ok(false) => {}
                 Err(error) if error.errno == Errno::INTR => continue,
                 // The program has ended; or a filter refuses the wait, and without a wait this loop would never rest.
@@ -137,27 +115,28 @@ impl<'a> StartWatch<'a> {
             let now = Instant::now();
             let next = self.exe();
             if next != exe {
-                (exe, changed, gap, has_text) = (next, now, FIRST_GAP, false);
+                (exe, changed, has_text) = (next, now, false);
+                pauses.restart();
                 self.looked_at.clear();
             }
-            let settled = has_text && now >= changed + clock::limit(SETTLED);
-            let is_over = settled || now >= begun + clock::limit(LONGEST_START);
+            let settled = has_text && now >= changed + clock::limit(times::SETTLED);
+            let is_over = settled || now >= begun + clock::limit(times::LONGEST_START);
             if is_switched_off() {
                 return;
             }
             self.see_copies();
             if is_over || has_worked(self.program) || self.copies.were_seen(self.program) {
                 match self.look(is_over) {
-                    Look::Nothing => {}
-                    Look::Text => (changed, has_text) = (now, true),
-                    Look::MayPass => has_text = true,
-                    Look::Reverted => return,
+                    Outcome::Unseen | Outcome::Nothing => {}
+                    Outcome::Copied | Outcome::Text => (changed, has_text) = (now, true),
+                    Outcome::MayPass => has_text = true,
+                    Outcome::Reverted => return,
                 }
             }
             if is_over {
                 return;
             }
-            gap = (gap * 2).min(LONGEST_GAP);
+            pauses.take();
         }
     }
 
@@ -175,39 +154,23 @@ impl<'a> StartWatch<'a> {
         }
     }
 
-    /// Examines the program; `is_over` says that this is the last look.
-    fn look(&mut self, is_over: bool) -> Look {
-        let program = self.program;
-        let had_copies = self.copies.were_seen(program);
-        let mut one = || self.look_here(is_over, had_copies);
-        let (look, has_copies) = if workers::is_foreign(program) {
-            // The child keeps what it learns in its own memory, so the next look starts as if it were the first.
-            let looked = workers::apart_as_its_user(program, LONGEST, one);
-            looked.unwrap_or((Look::Nothing, had_copies))
-        } else {
-            one()
+    /// Looks at the program; `is_over` says that this is the last look.
+    fn look(&mut self, is_over: bool) -> Outcome {
+        let (program, mut copies) = (self.program, self.copies);
+        let treat = |process: &ProcDir, has_copies: &mut bool| {
+            self.look_at_text(process, is_over, has_copies)
         };
-        self.copies.note(program, has_copies);
-        look
+        let outcome = watch::look(program, &mut copies, |_| true, treat);
+        self.copies = copies;
+        outcome
     }
 
-    /// Does the same in the process that may trace the program; also returns whether the program has copies now.
-    fn look_here(&mut self, is_over: bool, had_copies: bool) -> (Look, bool) {
-        let Ok(process) = ProcDir::of(self.program) else { return (Look::Nothing, false) };
-        let has_copies = look_for_text_of_ours(&process);
-        if had_copies && has_copies == Some(false) {
-            return (Look::Reverted, false);
-        }
-        self.look_at_text(&process, is_over, has_copies.unwrap_or(had_copies))
-    }
-
-    fn look_at_text(&mut self, process: &ProcDir, is_over: bool, has_copies: bool) -> (Look, bool) {
-        let nothing = (Look::Nothing, has_copies);
-        let Ok(exe) = process.exe_path() else { return nothing };
+    fn look_at_text(&mut self, process: &ProcDir, is_over: bool, has_copies: &mut bool) -> Outcome {
+        let Ok(exe) = process.exe_path() else { return Outcome::Unseen };
         if !self.patterns.accept(&exe) {
-            return nothing;
+            return Outcome::Unseen;
         }
-        let Ok(seen) = areas::look(process, self.policy.pages) else { return nothing };
+        let Ok(seen) = areas::look(process, self.policy.pages) else { return Outcome::Unseen };
         let huge = self.policy.pages.pmd;
         let on_base_pages = seen.areas.iter().filter(|area| {
             let whole = area.vma.range.align_inward(huge).map_or(0, |whole| whole.len());
@@ -216,40 +179,34 @@ impl<'a> StartWatch<'a> {
         });
         let texts: Vec<_> = on_base_pages.map(|area| (area.vma.range, area.vma.file)).collect();
         if texts.is_empty() || (texts == self.looked_at && !is_over) {
-            return nothing;
+            return Outcome::Nothing;
         }
-        let (look, has_copies) = self.treat(&exe, is_over, has_copies);
-        if look == Look::Text {
+        let outcome = self.treat(&exe, is_over, has_copies);
+        if outcome == Outcome::Text {
             self.looked_at = texts;
         }
-        (look, has_copies)
+        outcome
     }
 
-    fn treat(&mut self, exe: &[u8], is_over: bool, had_copies: bool) -> (Look, bool) {
-        let of_failure = |reason| if may_pass(reason) { Look::MayPass } else { Look::Text };
-        let locked = match LockedTarget::open(self.program) {
-            Ok(locked) => locked,
-            Err(failure) => return (of_failure(failure.reason), had_copies),
+    fn treat(&mut self, exe: &[u8], is_over: bool, has_copies: &mut bool) -> Outcome {
+        let Self { program, policy, common_filters, .. } = *self;
+        let change = |order: &mut AttachOrder<'_>| {
+            order.common_filters = common_filters;
+            if policy.sources.pagecache && policy.sources.store {
+                let for_libraries = if is_over && has_worked(program) { MOST_COPIED } else { 0 };
+                order.private_copies = PrivateCopies::UpTo(for_libraries);
+            }
         };
-        let mut order = locked.order(self.policy);
-        order.common_filters = self.common_filters;
-        if self.policy.sources.pagecache && self.policy.sources.store {
-            let for_libraries = if is_over && has_worked(self.program) { MOST_COPIED } else { 0 };
-            order.private_copies = PrivateCopies::UpTo(for_libraries);
-        }
-        let Treated { attached, report } = match locked.treat_once(&order, &mut self.images) {
+        let tell = &mut |_: &_, treated: &Treated| (self.tell)(&treated.report);
+        let treated = watch::treat(program, policy, &mut self.images, change, tell, has_copies);
+        let Treated { attached, report } = match treated {
             Ok(treated) => treated,
-            Err(failure) => return (of_failure(failure.reason), had_copies),
+            Err(reason) => return Outcome::of_failure(reason),
         };
-        // The lock keeps other TiExec processes from a revert here.
-        let has_copies = locked.has_text_of_ours().unwrap_or(had_copies);
-        if attached.touched_it() {
-            (self.tell)(&report);
-        }
         if is_over && let Some(left) = self.left_of(exe, &report) {
             (self.left)(&left);
         }
-        (attached.failure.map_or(Look::Text, |failure| of_failure(failure.reason)), has_copies)
+        attached.failure.map_or(Outcome::Text, |failure| Outcome::of_failure(failure.reason))
     }
 
     /// Returns the text that could be huge according to the report and is not; `None` if it is less than a huge page.

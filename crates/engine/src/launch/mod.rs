@@ -25,9 +25,9 @@ use tiexec_tracee::handshake::{Armed, Arming, MayTrace, arm, wait_for_exec};
 use tiexec_tracee::{TraceError, clock};
 
 use crate::follow::Patterns;
-use crate::follow::start::LONGEST_START;
 use crate::policy::{policy, too_large};
 use crate::sampling::number;
+use crate::watch::times;
 
 use self::image_file::{Image, Verdict, judge, search};
 
@@ -246,7 +246,8 @@ impl Launch<'_> {
         };
         let may_trace: Option<MayTrace<'_>> =
             if wanted.is_some() && !privileged { Some(&may_trace) } else { None };
-        let longest = wanted.map(|_| clock::limit(self.settings.settle().max(LONGEST_START)));
+        let longest =
+            wanted.map(|_| clock::limit(self.settings.settle().max(times::LONGEST_START)));
         let stop = match wait_for_exec(target, longest, may_trace, is_the_one) {
             Ok(stop) => stop,
             Err(end) => {

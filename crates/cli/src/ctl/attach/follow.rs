@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use tiexec_core::config::Settings;
 use tiexec_engine::follow::tree::Tree;
-use tiexec_engine::follow::{Follower, Patterns, Tell, without_watch};
+use tiexec_engine::follow::{Follower, Patterns, without_watch};
+use tiexec_engine::watch::Tell;
 use tiexec_remap::images::Images;
 use tiexec_remap::workers::Pool;
 use tiexec_sys::perf_watch::{Heirs, Watch};

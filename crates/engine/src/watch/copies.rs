@@ -11,18 +11,18 @@ use crate::identity::Identity;
 
 /// The program in which copies were seen.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Copies {
+pub(crate) struct Copies {
     seen_in: Option<Identity>,
 }
 
 impl Copies {
     /// Returns whether the program that the process runs now had copies at the last look.
-    pub(super) fn were_seen(&self, pid: Pid) -> bool {
+    pub(crate) fn were_seen(&self, pid: Pid) -> bool {
         self.seen_in.is_some() && self.seen_in == identity(pid)
     }
 
     /// Notes whether the program that the process runs now has copies.
-    pub(super) fn note(&mut self, pid: Pid, has_copies: bool) {
+    pub(crate) fn note(&mut self, pid: Pid, has_copies: bool) {
         self.seen_in = identity(pid).filter(|_| has_copies);
     }
 }

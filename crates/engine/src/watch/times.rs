@@ -1,0 +1,69 @@
+//! All times of those who look at a process more than once.
+//!
+//! | who looks | pauses between looks | until |
+//! |---|---|---|
+//! | the companion, in a program's start | [`PROGRAM`] | [`SETTLED`] after text appeared, at most [`LONGEST_START`] |
+//! | `--settle`, `--follow`, with records | a look [`QUIET`] after the program maps something | the time of `--settle`, at least [`BEGINNING`] with `--follow` |
+//! | the same, without records | [`POLLED`]; between walks through `/proc` [`PROGRAM`] | the same |
+//! | `--max-huge-pages`, after the sampling | [`HOTTEST`] | [`HOTTEST_LONGEST`] |
+//! | `--wait-exec` | [`MAIN_PROCESS`], before that [`SEARCH`] | the program is up |
+//! | the agent, after an obstacle that may pass | [`SOON`] | the process ends |
+//! | the agent, after any other obstacle | [`LATER`] | the process ends |
+//! | the agent, at huge page cache | [`KEEP`] | the process ends |
+//! | libtiexec, `TIEXEC=settle=TIME` | [`LIBRARY`] | that time |
+//!
+//! A watch begins its pauses again when the program has executed another one, or has mapped more. An obstacle
+//! [may pass](super::may_pass) or not.
+
+use std::time::Duration;
+
+use super::Pauses;
+
+/// Between two looks at a program. The search for a thread that takes a stop well is as long as the pause: if there are
+/// more threads than processors, a thread may wait for its turn.
+pub const PROGRAM: Pauses =
+    Pauses { first: Duration::from_millis(100), longest: Duration::from_secs(1) };
+/// Between two looks at a program of which no record says that it maps something. After an obstacle that may pass, the
+/// pause is at most the longest one of [`PROGRAM`], as is the search for a thread.
+pub const POLLED: Pauses =
+    Pauses { first: Duration::from_millis(100), longest: Duration::from_secs(3600) };
+/// Between two looks of libtiexec at its own process. It is a thread of the program, so it wakes rarely.
+pub const LIBRARY: Pauses =
+    Pauses { first: Duration::from_millis(100), longest: Duration::from_secs(2) };
+/// Between two tries of a program that was sampled.
+pub const HOTTEST: Pauses = Pauses::of(Duration::from_millis(500));
+/// Between two looks at a service's main process.
+pub const MAIN_PROCESS: Duration = Duration::from_millis(20);
+/// Between two searches of `/proc` for it.
+pub const SEARCH: Duration = Duration::from_millis(100);
+/// Between two tries of the agent, if the obstacle may pass.
+pub const SOON: Pauses =
+    Pauses { first: Duration::from_secs(1), longest: Duration::from_secs(3600) };
+/// Between two tries of the agent, if it may not.
+pub const LATER: Pauses =
+    Pauses { first: Duration::from_secs(60), longest: Duration::from_secs(3600) };
+/// Between two looks of the agent at text that it made huge in the page cache: the kernel may have reclaimed it.
+pub const KEEP: Duration = Duration::from_secs(600);
+
+/// The age at which a program is first looked at: most programs end earlier, and a stop would only delay them.
+pub const AGE: Duration = Duration::from_millis(100);
+/// How long a program must have run by then; otherwise it is looked at once it is as old as [`BEGINNING`]. On a busy machine
+/// age alone says little.
+pub const WORK: Duration = Duration::from_millis(50);
+/// The age at which a program's `ld.so` counts as done in any case, and during which a follower looks at its mappings.
+pub const BEGINNING: Duration = Duration::from_secs(1);
+/// For how long a program must sleep before its `ld.so` counts as done: `ld.so` works without a pause.
+pub const ASLEEP: Duration = Duration::from_millis(100);
+/// For how long a program must have mapped nothing: a dynamic linker maps in a burst.
+pub const QUIET: Duration = Duration::from_millis(10);
+/// The pause after records were read, in which the next ones gather.
+pub const GATHER: Duration = Duration::from_millis(10);
+
+/// How long after a program began, or after new text appeared, a start is over.
+pub const SETTLED: Duration = Duration::from_secs(10);
+/// How long a start takes at most: an entry script may first set up a database.
+pub const LONGEST_START: Duration = Duration::from_secs(60);
+/// For how long a program that was sampled is tried.
+pub const HOTTEST_LONGEST: Duration = Duration::from_secs(10);
+/// For how long the follower remembers that a file's mapping had nothing to gain.
+pub const MEMORY: Duration = Duration::from_secs(10);
