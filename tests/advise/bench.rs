@@ -8,7 +8,7 @@ use serde_json::Value;
 use support::attaching::{attach, ctl, joined, json, small, started, switched};
 use support::child::eventually;
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
-use support::{Done, Fresh, Held, Kind, Pinned, Run, program, require, tiexecctl};
+use support::{Done, Fresh, Held, Kind, Run, program, require, tiexecctl};
 
 /// A metric of `work`, which does not depend on time.
 const COST: &str = "--metric=cost ([0-9]+)";
@@ -415,9 +415,7 @@ fn ctrl_c_again_and_again_leaves_the_process_as_it_was() {
 fn a_process_whose_page_cache_is_huge_can_be_measured() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     let dir = tempfile::tempdir().expect("a directory");
-    let copy = small("work", Kind::DynamicNoPie);
-    ctl(["warm", &copy.path().to_string_lossy()]).assert_code(0);
-    let _pinned = Pinned::new(copy.path());
+    let copy = Fresh::copy(&program("work", Kind::DynamicNoPie));
     let (held, _cat) = counting(&copy, &dir);
     let before = joined(held.pid());
     let args = ["bench", "--json", "-r", "2", "-w", "0", "--metric=echo 1", "--attach"];

@@ -3,8 +3,9 @@
 
 use support::attaching::{Before, assert_switched, assert_untouched, revert, switched};
 use support::child::eventually;
+use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
 use support::store::tmpfs;
-use support::{Kind, Run, is_root, require, warm};
+use support::{Fresh, Kind, Run, is_root, program, require, warm};
 
 use crate::watching::run_with;
 use crate::{Files, attach_rule, eventually_switched, has_guard, hold, stop};
@@ -83,16 +84,14 @@ fn too_young_too_small_and_switched_off() {
 #[test]
 fn a_program_that_somebody_reverts_stays_so() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     let dir = warm::directory();
-    require!(warm::has_large_folios(dir.path()), "this file system has no large folios");
     let files = Files::new();
     let library = support::objects::late_library(dir.path());
-    let program = warm::cold(&support::program_big("late", Kind::DynamicNoPie, 6), dir.path());
-    warm::warm(&[], &[&program]);
-    let _pinned = support::Pinned::new(&program);
-    let rule = attach_rule("late", &program).replace("\"image\"", "\"auto\"");
+    let copy = Fresh::copy(&program("late", Kind::DynamicNoPie));
+    let rule = attach_rule("late", copy.path()).replace("\"image\"", "\"auto\"");
     files.write("late.toml", &rule);
-    let held = Run::new(&program, ["busy".as_ref(), library.as_os_str()]).plain();
+    let held = Run::new(copy.path(), ["busy".as_ref(), library.as_os_str()]).plain();
     let mut held = held.start();
     held.wait_line("loaded");
     let pid = held.pid();

@@ -48,7 +48,7 @@ fn go_with_4000_goroutines() {
         .expect("go");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     // A linker's large writes leave huge folios in the page cache.
-    let copy = Fresh::small_for_good(&binary).expect("just built");
+    let copy = Fresh::small(&binary);
     let held = Run::new(copy.path(), [""; 0]).plain().hold();
     let pid = held.pid();
     cycles(held, pid);

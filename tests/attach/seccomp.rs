@@ -8,7 +8,7 @@ use support::attaching::{
 use support::child::eventually;
 use support::extent::{ALL, is_whole};
 use support::smaps::status_field;
-use support::{Done, Held, Kind, Run, installed, is_root, program, require, write_program};
+use support::{Done, Fresh, Held, Kind, Run, installed, is_root, program, require, write_program};
 
 /// Starts a program that installs filters and then becomes `hold`.
 fn behind(filter: &str, words: &[&str]) -> Held {
@@ -189,8 +189,8 @@ fn node_under_the_filters_of_a_container() {
     write_program(&script, text.as_bytes(), 0o644);
     let filter = program("profile_exec", Kind::StaticNoPie);
     // The copy is in small folios, because text that the page cache holds in huge folios is never switched.
-    let node = support::warm::small(&installed("node").expect("just looked"), dir.path());
-    let run = Run::new(node, [script.as_os_str()]).plain();
+    let node = Fresh::small(&installed("node").expect("just looked"));
+    let run = Run::new(node.path(), [script.as_os_str()]).plain();
     let mut held = run.behind([filter.as_os_str(), "container".as_ref()]).hold();
     let pid = held.pid();
     for cycle in 0..10 {

@@ -83,11 +83,10 @@ fn what_is_not_known_at_the_end_is_taken_back() {
 fn text_that_is_huge_already_is_refused() {
     require!(is_root(), "files in a directory of root's");
     require!(support::fresh::huge_folios(), "{}", support::fresh::NO_HUGE_FOLIOS);
-    let copy = support::attaching::small("counts", support::Kind::DynamicNoPie);
+    let counts = support::program("counts", support::Kind::DynamicNoPie);
+    let copy = support::Fresh::copy(&counts);
     let public = support::Public::new();
     let count = public.path().join("count").display().to_string();
-    let warmed = support::attaching::ctl(["warm".as_ref(), copy.path().as_os_str()]);
-    warmed.assert_code(0);
     let held = support::Run::new(copy.path(), [&count]).plain().hold();
     let huge = held.coverage().is_full();
     let state = public.path().join("state").display().to_string();

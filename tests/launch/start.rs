@@ -9,14 +9,22 @@ use std::time::Duration;
 use super::follow::{MARK, companion};
 use support::attaching::{ctl_named, revert, switched};
 use support::child::{self, Held, eventually, soon};
+use support::fresh::{NO_HUGE_FOLIOS, huge_folios, keep_small};
 use support::pty::Pty;
 use support::smaps::{Vma, children, vmas};
 use support::{
     Fresh, Kind, Pinned, Prep, Run, busy_java, installed, is_root, program, require, warm,
 };
 
-/// A library with this many MiB of text, in the page cache in small folios.
+/// A library with this many MiB of text, which stays in the page cache in small folios.
 fn library(dir: &Path, mib: u32) -> PathBuf {
+    let library = cold_library(dir, mib);
+    keep_small(&library);
+    library
+}
+
+/// The same, not cached.
+fn cold_library(dir: &Path, mib: u32) -> PathBuf {
     let (source, made) = (support::sources().join("late.c"), dir.join("late.so"));
     let mut cc = Command::new("cc");
     cc.args(["-O1", "-shared", "-fPIC", "-DLIBRARY", &format!("-DBIG_MIB={mib}"), "-o"]);
@@ -25,7 +33,7 @@ fn library(dir: &Path, mib: u32) -> PathBuf {
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let copies = dir.join("copies");
     std::fs::create_dir(&copies).expect("a directory");
-    warm::small(&made, &copies)
+    warm::cold(&made, &copies)
 }
 
 /// A program that works for a moment and then loads that library.
@@ -109,11 +117,10 @@ fn node_behind_a_shell() {
 
 #[test]
 fn a_warm_library_that_is_loaded_later() {
+    require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     let dir = warm::directory();
-    require!(warm::has_large_folios(dir.path()), "this file system has no large folios");
-    let library = library(dir.path(), 6);
-    warm::warm(&[], &[&library]);
-    let _pinned = Pinned::new(&library);
+    let library = cold_library(dir.path(), 6);
+    let _pinned = Pinned::huge(&library);
     let mut held = loads(&library).start();
     held.wait_line("loaded");
     let pid = held.pid();
@@ -158,7 +165,6 @@ fn text_that_is_left_and_what_makes_it_huge() {
     assert!(huge_of(pid, &library) >= 60 << 20, "{line}: {} bytes", huge_of(pid, &library));
     end(held);
     ctl_named(later).assert_code(0);
-    let _pinned = Pinned::new(&library);
     let mut held = run.start();
     held.wait_line("loaded");
     let pid = held.pid();

@@ -190,7 +190,7 @@ fn a_jump_into_the_filler_is_a_trap() {
 fn the_page_cache_serves_edges_within_the_file() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     for kind in [Kind::StaticPie, Kind::StaticNoPie, Kind::SpreadPie] {
-        let copy = Fresh::copy(&program("own_image", kind)).pinned();
+        let copy = Fresh::copy(&program("own_image", kind));
         let run = Run::new(copy.path(), NONE).options([
             "--backing=pagecache",
             "--deadline=2m",

@@ -220,7 +220,7 @@ fn what_the_program_has_written_to_is_left() {
 fn the_page_cache_serves_edges_and_gives_them_back() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     // A program that is not position-independent is congruent at its own address.
-    let copy = Fresh::copy(&program("own_image", Kind::StaticNoPie)).pinned();
+    let copy = Fresh::copy(&program("own_image", Kind::StaticNoPie));
     let mut held = held(&copy);
     let pid = held.pid();
     assert_eq!(ask(&mut held, "protect"), "ok");
@@ -245,7 +245,7 @@ fn the_page_cache_serves_edges_and_gives_them_back() {
 #[test]
 fn a_launch_is_reverted() {
     for kind in [Kind::SeedNoPie, Kind::DynamicPie, Kind::StaticPie] {
-        let copy = small("own_image", kind).pinned();
+        let copy = small("own_image", kind);
         let run = Run::new(copy.path(), NONE);
         let mut plain = hold(&run.plain());
         let mut held = hold(&run.options(["--backing=image", "--edges=pad", "--deadline=2m"]));

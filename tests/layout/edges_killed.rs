@@ -70,7 +70,7 @@ fn at_each_place_of_a_launch() {
         (Kind::SpreadPie, "--backing=image"),
         (Kind::StaticNoPie, "--backing=pagecache"),
     ]) {
-        let copy = Fresh::copy(&program("own_image", kind)).pinned();
+        let copy = Fresh::copy(&program("own_image", kind));
         for point in &POINTS[..2] {
             share.sweep(4, &format!("{kind:?}: {point}"), |n| {
                 let report = Report::new();

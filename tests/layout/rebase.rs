@@ -24,7 +24,7 @@ fn hold_on_the_page_cache(run: &Run, file: &Path, rebased: bool) -> Held {
 }
 
 fn finds_itself(kind: Kind, rebased: bool) {
-    let copy = Fresh::copy(&program("rebased", kind)).pinned();
+    let copy = Fresh::copy(&program("rebased", kind));
     let run = Run::new(copy.path(), ["hold"]);
     let plain = run.plain().hold().finish();
     plain.assert_code(7);
@@ -66,7 +66,7 @@ fn linked_by_mold() {
 #[test]
 fn static_and_position_independent() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("rebased", Kind::StaticPie)).pinned();
+    let copy = Fresh::copy(&program("rebased", Kind::StaticPie));
     // The kernel may have chosen a congruent address.
     let report = Report::new();
     let held = report.of(&Run::new(copy.path(), ["hold"])).hold();
@@ -91,7 +91,7 @@ fn exceptions_are_caught() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     require!(Kind::CxxPie.can_build(), "no c++");
     for kind in [Kind::CxxPie, Kind::CxxStaticPie] {
-        let copy = Fresh::copy(&program("rebased_throw", kind)).pinned();
+        let copy = Fresh::copy(&program("rebased_throw", kind));
         let run = Run::new(copy.path(), [""; 0]);
         let plain = run.plain().hold().finish();
         plain.assert_code(7);
@@ -127,7 +127,7 @@ fn go() {
     let complaint = build_go(dir.path(), &["-buildmode=pie"], &built).err().unwrap_or_default();
     require!(complaint.is_empty(), "go build: {complaint}");
 
-    let copy = Fresh::copy(&built).pinned();
+    let copy = Fresh::copy(&built);
     let run = Run::new(copy.path(), [""; 0]);
     let plain = run.plain().hold().finish();
     plain.assert_code(7);
@@ -140,7 +140,7 @@ fn go() {
 /// Runs a private copy of an installed program, if it is position-independent. The launched and the plain program must
 /// print the same.
 fn real(path: &str, args: &[&str]) {
-    let copy = Fresh::copy(Path::new(path)).pinned();
+    let copy = Fresh::copy(Path::new(path));
     let run = Run::new(copy.path(), args);
     let plain = run.plain().output();
     plain.assert_code(0);
@@ -177,7 +177,7 @@ fn mariadbd() {
     real(path, &["--no-defaults", &datadir, "--user=root", "--help", "--verbose"]);
 
     // A working server, with tables, a function that the optimiser calls, and an index.
-    let copy = Fresh::copy(Path::new(path)).pinned();
+    let copy = Fresh::copy(Path::new(path));
     let share = "/usr/share/mysql";
     require!(Path::new(share).exists(), "no {share}");
     let script = dir.path().join("bootstrap.sql");

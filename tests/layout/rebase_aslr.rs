@@ -21,7 +21,7 @@ fn the_kernels_entropy_is_kept() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     let setting = std::fs::read_to_string("/proc/sys/kernel/randomize_va_space");
     require!(setting.is_ok_and(|s| s.trim() == "2"), "kernel.randomize_va_space is not 2");
-    let copy = Fresh::copy(&program("rebased", Kind::DynamicPie)).pinned();
+    let copy = Fresh::copy(&program("rebased", Kind::DynamicPie));
     let report = Report::new();
     let run = report.of(&Run::new(copy.path(), ["brief"]));
     let mut seen = BTreeSet::new();
@@ -55,7 +55,7 @@ fn the_kernels_entropy_is_kept() {
 #[test]
 fn without_randomisation_the_address_is_always_the_same() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("rebased", Kind::LldPie)).pinned();
+    let copy = Fresh::copy(&program("rebased", Kind::LldPie));
     let report = Report::new();
     let run = Run::new(copy.path(), ["once"])
         .prep(support::Prep::Personality(libc::ADDR_NO_RANDOMIZE as u64));

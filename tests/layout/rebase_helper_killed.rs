@@ -61,7 +61,7 @@ fn at_every_step(fault: &str) {
 /// Returns whether the program ended at a congruent place, of all deaths.
 fn at_every_step_of(fault: &str, kind: Kind, share: Share) -> BTreeSet<bool> {
     // If page cache were reclaimed meanwhile, the number of steps would change.
-    let copy = Fresh::copy(&program("rebased", kind)).pinned();
+    let copy = Fresh::copy(&program("rebased", kind));
     let plain = Run::new(copy.path(), ["lives"]).plain().hold();
     let name = copy.path().to_string_lossy().into_owned();
     let pieces = vmas(plain.pid()).iter().filter(|vma| vma.path == name).count();
@@ -95,7 +95,7 @@ fn after_each_step_of_a_move_that_is_taken_back() {
     let filter = program("seccomp_exec", Kind::DynamicPie);
     for (Share { index, of }, kind) in shared([Kind::DynamicPie, Kind::LldStaticPie]) {
         require!(kind.can_build(), "no linker for {kind:?}");
-        let copy = Fresh::copy(&program("rebased", kind)).pinned();
+        let copy = Fresh::copy(&program("rebased", kind));
         // The filter refuses PR_SET_MM, when the program already refers to its new place.
         let run = Run::new(copy.path(), ["lives"]).behind([
             filter.as_os_str(),

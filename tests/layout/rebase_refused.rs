@@ -41,7 +41,7 @@ fn copied_instead(run: &Run, file: &Path, why: &str) {
 #[test]
 fn too_little_address_space_for_two() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("much_data", Kind::DynamicPie)).pinned();
+    let copy = Fresh::copy(&program("much_data", Kind::DynamicPie));
     let run = Run::new(copy.path(), [""; 0]);
     let plain = run.plain().hold();
     let (_, len) = extent(&plain, copy.path());
@@ -55,7 +55,7 @@ fn too_little_address_space_for_two() {
 #[test]
 fn too_little_data_space_for_two() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("much_data", Kind::DynamicPie)).pinned();
+    let copy = Fresh::copy(&program("much_data", Kind::DynamicPie));
     let limit = Prep::Rlimit(libc::RLIMIT_DATA, 24 << 20);
     copied_instead(&Run::new(copy.path(), [""; 0]).prep(limit), copy.path(), "ENOMEM");
 }
@@ -65,7 +65,7 @@ fn refused(call: &str, why: &str) {
     let filter = program("seccomp_exec", Kind::DynamicPie);
     for kind in [Kind::DynamicPie, Kind::LldPie] {
         require!(kind.can_build(), "no linker for {kind:?}");
-        let copy = Fresh::copy(&program("rebased", kind)).pinned();
+        let copy = Fresh::copy(&program("rebased", kind));
         let run = Run::new(copy.path(), ["hold"]).behind([
             filter.as_os_str(),
             "errno=1".as_ref(),

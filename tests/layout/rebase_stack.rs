@@ -21,7 +21,7 @@ fn moved(report: &Report, run: &Run) {
 #[test]
 fn every_place_of_the_vector_in_its_page() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("rebased", Kind::DynamicPie)).pinned();
+    let copy = Fresh::copy(&program("rebased", Kind::DynamicPie));
     let report = Report::new();
     // Without randomness only the environment determines the address of the vector.
     let fixed = Prep::Personality(libc::ADDR_NO_RANDOMIZE as u64);
@@ -45,7 +45,7 @@ fn every_place_of_the_vector_in_its_page() {
 #[test]
 fn nothing_at_all_on_the_stack() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("rebased", Kind::DynamicPie)).pinned();
+    let copy = Fresh::copy(&program("rebased", Kind::DynamicPie));
     let report = Report::new();
     moved(&report, &Run::new(copy.path(), [""; 0]).behind(["env", "-i"]));
     moved(&report, &Run::new(copy.path(), ["brief", ""]).behind(["env", "-i", "A="]));
@@ -54,7 +54,7 @@ fn nothing_at_all_on_the_stack() {
 #[test]
 fn very_much_on_the_stack() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("rebased", Kind::DynamicPie)).pinned();
+    let copy = Fresh::copy(&program("rebased", Kind::DynamicPie));
     let report = Report::new();
     let many = |n: usize| std::iter::once("brief".to_owned()).chain((0..n).map(|i| i.to_string()));
     moved(&report, &Run::new(copy.path(), ["brief".to_owned(), "y".repeat(120_000)]));
@@ -70,7 +70,7 @@ fn very_much_on_the_stack() {
 #[test]
 fn too_much_for_any_room_below_it() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("rebased", Kind::DynamicPie)).pinned();
+    let copy = Fresh::copy(&program("rebased", Kind::DynamicPie));
     // The pointers alone exceed the 128 KiB that the kernel maps below the strings.
     let args = std::iter::once("brief".to_owned()).chain((0..100_000).map(|i| i.to_string()));
     let run = Run::new(copy.path(), args);

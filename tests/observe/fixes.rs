@@ -173,7 +173,7 @@ fn of_a_canary_that_has_nothing_to_compare() {
     held_by_copy.finish().assert_code(7);
 
     require!(huge_folios(), "no large folios on this file system");
-    let copy = Fresh::copy(&program("hold", Kind::DynamicNoPie));
+    let mut copy = Fresh::copy(&program("hold", Kind::DynamicNoPie));
     let state = tempfile::tempdir().expect("a directory");
     let state = state.path().display().to_string();
     let canary = |pid: i32| {
@@ -189,6 +189,7 @@ fn of_a_canary_that_has_nothing_to_compare() {
     assert!(said.contains(cannot), "{refused}");
     let (_, fix) = said.split_once("; fix: stop it, ").expect("the first step");
     let (evict, _) = fix.split_once(", start it").expect("the last step");
+    copy.let_go();
     running.finish().assert_code(7);
     assert!(tool(&["sh", "-c", evict]).status.success(), "{evict}");
     let running = held(&copy);
@@ -257,8 +258,13 @@ fn of_a_file_in_small_folios() {
     // The new file is not on the disk yet.
     let said = mends("cp \"$1\" \"$2\"", "tiexecctl warm \"$2\"", &arguments);
     assert!(said.contains("fix: sync "), "{said}");
-    let small = "cp \"$1\" \"$2.2\"; sync \"$2.2\"";
-    let launch = "tiexec --backing pagecache \"$2.2\" 7 </dev/null";
+    // A program that runs keeps the file in small folios until the launch is over.
+    let small = r#"cp "$1" "$2.2"; sync "$2.2"; mkfifo "$2.go"
+        "$2.2" 7 <"$2.go" >"$2.said" & running=$!
+        exec 9>"$2.go"
+        until grep -qx ready "$2.said"; do sleep 0.01; done"#;
+    let launch = r#"tiexec --backing pagecache "$2.2" 7 </dev/null
+        if rm "$2.go" 2>/dev/null; then echo >&9; while [ -e /proc/$running/exe ]; do sleep 0.01; done; fi"#;
     let said = mends(small, launch, &arguments);
     assert!(said.contains("small_folios; fix: tiexecctl warm "), "{said}");
 }

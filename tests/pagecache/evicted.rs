@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use support::fresh::{NO_HUGE_FOLIOS, huge_folios, uncache};
+use support::fresh::{NO_HUGE_FOLIOS, evict_unmapped, huge_folios};
 use support::{Fresh, Kind, Report, Run, program, require};
 
 /// The number of launches.
@@ -15,7 +15,7 @@ fn while_evicted(path: &Path, work: impl FnOnce()) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                uncache(path);
+                evict_unmapped(path);
             }
         });
         let worked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
@@ -27,7 +27,7 @@ fn while_evicted(path: &Path, work: impl FnOnce()) {
 #[test]
 fn between_the_look_and_the_switch() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("rebased", Kind::DynamicPie));
+    let copy = Fresh::cold(&program("rebased", Kind::DynamicPie));
     let report = Report::new();
     let run = report.of(&Run::new(copy.path(), ["brief"]).options(["--deadline=2m"]));
     let mut without_a_copy = 0;

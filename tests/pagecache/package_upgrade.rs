@@ -7,10 +7,10 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 
 use support::fresh::{
-    NO_HUGE_FOLIOS, assert_file_pmd_mapped, assert_pagecache, bring_in, huge_folios, uncache,
+    NO_HUGE_FOLIOS, assert_file_pmd_mapped, assert_pagecache, huge_folios, uncache,
 };
 use support::smaps::vmas;
-use support::{Fresh, Kind, Report, Run, install, is_root, pmd_size, program, require};
+use support::{Fresh, Kind, Pinned, Report, Run, install, is_root, pmd_size, program, require};
 
 #[test]
 fn replaced_by_rename_while_it_runs() {
@@ -22,7 +22,7 @@ fn replaced_by_rename_while_it_runs() {
     let new = copy.dir().join("new");
     install(&program("traced", Kind::OneSegmentPie), &new, 0o755);
     uncache(&new);
-    bring_in(&new);
+    let _pinned = Pinned::huge(&new);
     std::fs::rename(&new, copy.path()).expect("a rename");
 
     let gone = format!("{} (deleted)", copy.path().display());
@@ -99,7 +99,7 @@ fn a_hole_in_the_text() {
     let copy = Fresh::cold(&program("unread", Kind::DynamicPie));
     let hole = punch(&copy);
     uncache(copy.path());
-    bring_in(copy.path());
+    let _pinned = Pinned::huge(copy.path());
     let run = Run::new(copy.path(), ["7"]);
     let plain = run.plain().output();
     plain.assert_code(7);
@@ -142,12 +142,14 @@ fn a_read_only_mount() {
 #[test]
 fn tiexec_leaves_the_file_as_it_was() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let copy = Fresh::copy(&program("hold", Kind::DynamicPie));
-    let sum = || Command::new("sha256sum").arg(copy.path()).output().expect("sha256sum").stdout;
+    let mut copy = Fresh::copy(&program("hold", Kind::DynamicPie));
+    let path = copy.path().to_owned();
+    let sum = || Command::new("sha256sum").arg(&path).output().expect("sha256sum").stdout;
     let before = sum();
     for _ in 0..3 {
-        Run::new(copy.path(), ["7"]).hold().finish().assert_code(7).assert_silent();
+        Run::new(&path, ["7"]).hold().finish().assert_code(7).assert_silent();
     }
-    uncache(copy.path());
+    copy.let_go();
+    uncache(&path);
     assert_eq!(sum(), before);
 }

@@ -77,7 +77,7 @@ fn v8_finds_the_files_own_text() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     let node = installed("node");
     require!(node.is_some(), "no node on PATH");
-    let copy = Fresh::copy(&node.expect("just found").canonicalize().expect("a path")).pinned();
+    let copy = Fresh::copy(&node.expect("just found").canonicalize().expect("a path"));
     let run = Run::new(copy.path(), ["-e", NODE]);
     let plain = run.plain().hold();
     let held = run.hold();
@@ -120,7 +120,7 @@ fn v8_compiles_javascript_and_wasm() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     let node = installed("node");
     require!(node.is_some(), "no node on PATH");
-    let copy = Fresh::copy(&node.expect("just found").canonicalize().expect("a path")).pinned();
+    let copy = Fresh::copy(&node.expect("just found").canonicalize().expect("a path"));
     // (func (param i32 i32) (result i32) local.get 0 local.get 1 i32.add), called often enough to be optimised.
     let script = "const b=Uint8Array.from([0,97,115,109,1,0,0,0,1,7,1,96,2,127,127,1,127,3,2,1,0,7,5,1,1,97,0,0,10,9,1,7,0,32,0,32,1,106,11]);\
         const add=new WebAssembly.Instance(new WebAssembly.Module(b)).exports.a;\

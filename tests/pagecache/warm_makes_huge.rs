@@ -3,62 +3,50 @@
 
 use std::path::{Path, PathBuf};
 
-use support::child::tool;
-use support::warm::{cold, directory, has_large_folios, huge, rest, small, warm};
+use support::warm::{
+    assert_warmed, assert_warms, cold, command, directory, has_large_folios, huge, small, warm,
+    watched,
+};
 use support::{Kind, Pinned, Run, installed, pmd_size, program, program_big, require};
 
-/// Warms a copy of a program, first uncached, then cached in small folios. Returns the report.
-fn warms(program: &Path) -> serde_json::Value {
+/// Warms a copy of a program, first uncached, then cached in small folios. Returns the bytes that become huge.
+fn warms(program: &Path) -> u64 {
     let dir = directory();
     let copy = cold(program, dir.path());
     let first = warm(&["--json"], &[&copy]);
-    assert_eq!((first.code, first.err.as_str()), (0, ""), "{}", first.out);
     let report = first.file();
     assert_eq!(report["path"], *copy.to_string_lossy());
     assert_eq!(report["reason"], serde_json::Value::Null);
-    let bytes = report["huge_bytes"].as_u64().expect("bytes");
-    assert!(bytes > 0 && bytes.is_multiple_of(pmd_size()), "{report}");
-    assert_eq!(bytes + rest(&report, "edges"), report["text_bytes"], "{report}");
+    let bytes = assert_warmed(&first, &copy);
 
     let copy = small(program, dir.path());
     assert_eq!(huge(&copy), 0);
-    let second = warm(&["--json"], &[&copy]);
-    assert_eq!((second.code, second.err.as_str()), (0, ""), "{}", second.out);
-    let _pinned = Pinned::new(&copy);
-    assert_eq!(second.file(), report);
-    assert_eq!(huge(&copy), bytes);
-    report
+    assert_eq!(assert_warms(&copy), bytes);
+    bytes
 }
 
 #[test]
 fn programs_of_every_kind() {
     require!(has_large_folios(directory().path()), "no large folios on this file system");
     for kind in [Kind::DynamicNoPie, Kind::DynamicPie, Kind::StaticNoPie, Kind::StaticPie] {
-        let report = warms(&program("hold", kind));
-        assert!(report["huge_bytes"].as_u64() >= Some(4 << 20), "{kind:?}: {report}");
+        let bytes = warms(&program("hold", kind));
+        assert!(bytes >= 4 << 20, "{kind:?}: {bytes}");
     }
 }
 
-/// Of a cached file, at most the huge pages are evicted that are read again. This is seen by the system calls, because
-/// the kernel may reclaim other pages at the same time.
+/// Of a cached file, at most the huge pages are evicted that are read again.
 #[test]
 fn nothing_is_lost_from_the_page_cache() {
     require!(has_large_folios(directory().path()), "no large folios on this file system");
     require!(installed("strace").is_some(), "no strace");
     let dir = directory();
     let copy = small(&program_big("hold", Kind::StaticNoPie, 24), dir.path());
-    let (ctl, file) = (support::tiexecctl().to_string_lossy(), copy.to_string_lossy());
-    let done = tool(&["strace", "-f", "-e", "trace=fadvise64", &ctl, "warm", "--json", &file]);
-    let calls = String::from_utf8_lossy(&done.stderr).into_owned();
-    let report: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
-    let huge = report["files"][0]["huge_bytes"].as_u64().expect("bytes");
-    assert!(huge >= 20 << 20, "{report}");
-    // fadvise64(3, OFFSET, LENGTH, POSIX_FADV_DONTNEED) = 0
-    let evicted = calls.lines().filter(|line| line.contains("FADV_DONTNEED"));
-    let lens = evicted.map(|line| line.split(", ").nth(2).and_then(|len| len.parse::<u64>().ok()));
-    let evicted: Vec<u64> = lens.map(|len| len.unwrap_or_else(|| panic!("{calls}"))).collect();
-    assert!(evicted.iter().all(|len| (1..=huge).contains(len)), "{calls}");
-    assert!(evicted.iter().sum::<u64>() <= huge, "{calls}");
+    let (done, calls) = watched(&command(&["--json"], &[&copy]));
+    let huge = assert_warmed(&done, &copy);
+    assert!(huge >= 20 << 20, "{}", done.out);
+    // Of a length of 0, posix_fadvise(2) would evict the rest of the file.
+    assert!(calls.evicted.iter().all(|len| (1..=huge).contains(len)), "{:?}", calls.evicted);
+    assert!(calls.evicted.iter().sum::<u64>() <= huge, "{:?}", calls.evicted);
 }
 
 #[test]
@@ -117,12 +105,15 @@ fn a_plain_exec_of_a_warm_file_has_huge_text_and_fewer_faults() {
         held.finish().assert_code(0);
         seen
     };
+    let pinned = Pinned::new(&copy);
     let (before, faults_before) = run();
     assert_eq!(before.huge, 0, "{before:?}");
-    assert_eq!(warm(&["-q"], &[&copy]).code, 0);
-    let _pinned = Pinned::new(&copy);
+    drop(pinned);
+    let bytes = assert_warms(&copy);
+    // What the kernel has reclaimed since is read again.
+    let _pinned = Pinned::huge(&copy);
     let (after, faults_after) = run();
-    assert!(after.is_full(), "{after:?}");
+    assert!(after.is_full() && after.huge == bytes, "{after:?}, {bytes}");
     // One fault maps at most 16 base pages, but a whole huge page.
     let saved = after.huge / (16 * 4096) - after.huge / pmd_size();
     assert!(

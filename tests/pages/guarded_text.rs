@@ -49,7 +49,7 @@ fn launched_on_the_page_cache() {
     require_of_machine!(has_bti(), "the processor has no BTI");
     require!(support::fresh::huge_folios(), "{}", support::fresh::NO_HUGE_FOLIOS);
     for kind in KINDS {
-        let copy = support::Fresh::cold(&support::program("guarded", kind));
+        let copy = support::Fresh::copy(&support::program("guarded", kind));
         let held = Run::new(copy.path(), [""; 0]).options(["--backing=pagecache"]).hold();
         assert!(held.coverage().is_full(), "{kind:?}: {:?}", held.coverage());
         assert_guarded(held.pid(), copy.path());

@@ -6,7 +6,6 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use support::child::tool;
-use support::warm::cache_small;
 use support::{Fresh, Kind, Linked, Run, program_with};
 
 /// The repository.
@@ -36,9 +35,7 @@ pub(crate) fn shared() -> PathBuf {
 /// A private copy of `calls_itself` in small folios of the page cache, so that no part is huge before.
 pub(crate) fn calls_itself(file: &str, kind: Kind) -> Fresh {
     let linked = Linked { directory: directory(), file };
-    let copy = Fresh::cold(&program_with("calls_itself", kind, linked));
-    cache_small(copy.path());
-    copy
+    Fresh::small(&program_with("calls_itself", kind, linked))
 }
 
 /// Runs `calls_itself` with the shared library, in a situation.

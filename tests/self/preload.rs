@@ -8,7 +8,7 @@ use support::first_output::held_at_first_output;
 use support::objects::late_library;
 use support::smaps::vmas;
 use support::{
-    BUSY_NODE, Coverage, Held, Kind, Run, coverage, installed, is_root, program, require,
+    BUSY_NODE, Coverage, Fresh, Held, Kind, Run, coverage, installed, is_root, program, require,
 };
 
 use super::library::shared;
@@ -39,9 +39,8 @@ fn a_program_that_knows_nothing_of_it() {
 /// Asserts that the program's output is the same, and that all whole huge pages of its text are huge when it writes.
 fn real_program(name: &str, path: &Path, args: &[&str]) {
     // The test uses a private copy, so that the page cache of the original does not count.
-    let dir = tempfile::tempdir_in(support::files()).expect("a directory");
-    let copy = support::warm::small(path, dir.path());
-    let run = Run::new(copy, args).plain();
+    let copy = Fresh::small(path);
+    let run = Run::new(copy.path(), args).plain();
     let plain = run.output();
     plain.assert_code(0);
     let (coverage, output) = held_at_first_output(&preloaded(&run, "edges=conservative"));

@@ -8,7 +8,7 @@ use support::attaching;
 use support::objects::{Made, WithObject};
 use support::smaps::{Vma, vmas};
 use support::store::{IMAGES, add, json, mount, names, own_run, set_up};
-use support::{Kind, Public, Report, Run, installed, is_root, program, require};
+use support::{Kind, Pinned, Public, Report, Run, installed, is_root, program, require};
 
 /// The mappings of a process's text that TiExec made.
 fn ours(pid: i32) -> Vec<Vma> {
@@ -173,12 +173,14 @@ fn a_library_that_not_all_may_read_is_not_shareable() {
     let public = Public::new();
     let home = public.path().join("home");
     std::fs::create_dir(&home).expect("a directory");
-    let [program, _] = [&with.program, &with.object].map(|file| {
+    let copies = [&with.program, &with.object].map(|file| {
         let copy = home.join(file.file_name().expect("a name"));
         support::install(file, &copy, 0o755);
-        support::warm::cache_small(&copy);
         copy
     });
+    // What is in huge folios needs no image.
+    let _pinned = copies.each_ref().map(|copy| Pinned::small(copy));
+    let [program, _] = copies;
     support::chmod(&home, 0o700);
     let (said, told) = report(&program, &["--backing=auto"]);
     assert_eq!(said["reason"], "not_shareable", "{said}");
@@ -193,23 +195,37 @@ fn a_library_that_not_all_may_read_is_not_shareable() {
     assert!(told.contains("tiexecctl store setup"), "{told}");
 }
 
+/// A rustc in that directory, whose large library is a private copy and stays in small folios. What is in huge folios
+/// needs no image. All else that it reads is the machine's.
+fn small_rustc(root: &Path, own: &Path) -> (PathBuf, Pinned) {
+    support::warm::run("cp", &["-rs".as_ref(), &root.join("lib"), own]);
+    let libraries = std::fs::read_dir(root.join("lib")).expect("its libraries").flatten();
+    let is_its = |name: &std::ffi::OsString| name.to_string_lossy().starts_with("librustc_driver");
+    let library = libraries.map(|entry| entry.file_name()).find(is_its).expect("its own library");
+    let library = Path::new("lib").join(library);
+    std::fs::remove_file(own.join(&library)).expect("a symbolic link of our own");
+    std::fs::create_dir(own.join("bin")).expect("a directory");
+    for file in [Path::new("bin/rustc"), &library] {
+        support::install(&root.join(file), &own.join(file), 0o755);
+        support::fresh::uncache(&own.join(file));
+    }
+    (own.join("bin/rustc"), Pinned::small(&own.join(library)))
+}
+
 /// The files of rustc may lie below a home directory that is closed to other users.
 #[test]
 fn rustc_below_a_closed_home_is_not_shareable() {
     require!(is_root(), "a mount namespace needs root");
     let asked = std::process::Command::new("rustc").args(["--print", "sysroot"]).output();
     let root = asked.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    let rustc = PathBuf::from(root.unwrap_or_default()).join("bin/rustc");
-    require!(rustc.is_file(), "no rustc");
+    let root = PathBuf::from(root.unwrap_or_default());
+    require!(root.join("bin/rustc").is_file(), "no rustc");
     own_run();
     set_up("1G");
-    let is_closed = |directory: &Path| {
-        use std::os::unix::fs::MetadataExt;
-        directory.metadata().is_ok_and(|meta| meta.mode() & 0o111 != 0o111)
-    };
-    require!(rustc.ancestors().any(is_closed), "everybody may read rustc's files");
+    let work = tempfile::tempdir_in(support::files()).expect("a directory");
+    support::chmod(work.path(), 0o700);
+    let (rustc, _pinned) = small_rustc(&root, work.path());
     let report = Report::new();
-    let work = tempfile::tempdir().expect("a directory");
     std::fs::write(work.path().join("a.rs"), "pub fn f() {}\n").expect("a file");
     let run = Run::new(&rustc, ["--crate-type=lib", "--emit=obj", "a.rs"]).cwd(work.path());
     let done = report.of(&run.options(["-v", "--deadline=2m"])).output();

@@ -1,9 +1,15 @@
-//! Private copies of programs. A copy is either in the page cache, in huge folios if the file system has them, or not
-//! cached.
+//! Private copies of programs. A copy is in the page cache, either in huge folios if the file system has them or in
+//! small ones, and stays there as it is; or it is not cached.
+//!
+//! The kernel may reclaim cached pages that no process has mapped, at any moment and although much memory is free
+//! (DAMON). So the test maps each copy that must stay cached.
 
+use std::collections::BTreeSet;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -25,10 +31,10 @@ fn directory() -> tempfile::TempDir {
 }
 
 impl Fresh {
-    /// Copies a program under its own name, and reads the copy into the page cache.
+    /// Copies a program under its own name, and reads the copy into the page cache in huge folios.
     pub fn copy(program: &Path) -> Fresh {
-        let copy = Fresh::cold(program);
-        bring_in(&copy.path);
+        let mut copy = Fresh::cold(program);
+        copy.pinned = Some(Pinned::huge(&copy.path));
         copy
     }
 
@@ -44,26 +50,20 @@ impl Fresh {
     /// Copies a program under its own name, and reads the copy into the page cache in small folios, so that no part of
     /// its text is huge.
     pub fn small(program: &Path) -> Fresh {
-        let copy = Fresh::cold(program);
-        super::warm::cache_small(&copy.path);
+        let mut copy = Fresh::cold(program);
+        copy.pinned = Some(Pinned::small(&copy.path));
         copy
     }
 
     /// Does the same with a program of this machine by that name, whose own page cache may be in any state and may
-    /// change at any moment. The pages of the copy stay as they are.
+    /// change at any moment.
     pub fn installed(name: &str) -> Option<Fresh> {
-        Fresh::small_for_good(&super::installed(name)?)
+        Some(Fresh::small(&super::installed(name)?.canonicalize().ok()?))
     }
 
-    /// Does the same with any program that is there.
-    pub fn small_for_good(program: &Path) -> Option<Fresh> {
-        Some(Fresh::small(&program.canonicalize().ok()?).pinned())
-    }
-
-    /// The same copy, whose pages stay in the page cache as they are. (Such a file cannot be evicted or warmed.)
-    pub fn pinned(mut self) -> Fresh {
-        self.pinned = Some(Pinned::new(&self.path));
-        self
+    /// Unmaps the copy, so that a command can evict or warm it. The kernel may reclaim its pages from now on.
+    pub fn let_go(&mut self) {
+        self.pinned = None;
     }
 
     /// The same copy by a path without blanks, below the test's own `/run`, for tools that take a blank for the end of a
@@ -91,16 +91,38 @@ impl Fresh {
     }
 }
 
-/// Takes a file of our own out of the page cache.
+/// Takes a file of our own out of the page cache. No process may have it mapped.
 pub fn uncache(path: &Path) {
     let file = std::fs::File::open(path).expect("an own file");
     file.sync_all().expect("fsync of an own file");
+    // The kernel does not evict a page that another part of the kernel holds for a moment, such as DAMON.
+    for _ in 0..20 {
+        evict_unmapped(path);
+        if !is_cached(path) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Evicts the pages of a file of our own that no process has mapped.
+pub fn evict_unmapped(path: &Path) {
+    let file = std::fs::File::open(path).expect("an own file");
     // SAFETY: the call takes an open descriptor and numbers.
     let error = unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
     assert_eq!(error, 0, "posix_fadvise {}", path.display());
 }
 
-/// A mapping of the first bytes of a file of our own, at a multiple of the huge page. Drop unmaps it.
+/// Returns whether any page of a file of our own is in the page cache.
+fn is_cached(path: &Path) -> bool {
+    let mapping = Mapping::new(path, libc::PROT_READ);
+    let mut pages = vec![0_u8; mapping.len.div_ceil(4096)];
+    // SAFETY: the range is the mapping's, and the kernel writes at most one byte for each page of it.
+    let looked = unsafe { libc::mincore(mapping.at, mapping.len, pages.as_mut_ptr()) };
+    looked == 0 && pages.iter().any(|page| page & 1 == 1)
+}
+
+/// A mapping of a file of our own, at a multiple of the huge page. Drop unmaps it.
 struct Mapping {
     area: *mut libc::c_void,
     area_len: usize,
@@ -109,8 +131,9 @@ struct Mapping {
 }
 
 impl Mapping {
-    fn new(path: &Path, len: usize, protection: libc::c_int) -> Mapping {
+    fn new(path: &Path, protection: libc::c_int) -> Mapping {
         let file = std::fs::File::open(path).expect("an own file");
+        let len = file.metadata().expect("an open file").len() as usize;
         let pmd = pmd_size() as usize;
         let area_len = len.next_multiple_of(pmd) + pmd;
         let anonymous = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -142,36 +165,59 @@ impl Drop for Mapping {
 }
 
 /// A file of our own whose pages stay in the page cache as they are: they are mapped and locked, so that the kernel can
-/// reclaim none of them. Pages that are not cached yet are read. Drop lets them go.
+/// reclaim none of them. No command can evict or warm the file meanwhile. Drop unmaps it.
 pub struct Pinned {
-    _mapping: Mapping,
+    mapping: Mapping,
 }
 
 impl Pinned {
-    /// Locks all pages of the file.
+    /// Pins all pages of the file. Those that are not cached are read into small folios.
     pub fn new(path: &Path) -> Pinned {
-        let len = std::fs::metadata(path).expect("an own file").len() as usize;
-        let mapping = Mapping::new(path, len, libc::PROT_READ);
+        Pinned::advised(path, &[])
+    }
+
+    /// Pins all pages of the file. Huge pages of which nothing is cached are read into huge folios.
+    pub fn huge(path: &Path) -> Pinned {
+        Pinned::advised(path, &[libc::MADV_HUGEPAGE])
+    }
+
+    /// Reads the file into small folios, as far as it is not cached, and pins all pages of it.
+    pub fn small(path: &Path) -> Pinned {
+        super::warm::cache_small(path);
+        Pinned::new(path)
+    }
+
+    fn advised(path: &Path, advice: &[libc::c_int]) -> Pinned {
+        let mapping = Mapping::new(path, libc::PROT_READ);
+        // The kernel must not read ahead, because the folios of a read-ahead have any size.
+        for &advice in [libc::MADV_RANDOM].iter().chain(advice) {
+            mapping.advise(advice);
+        }
         // SAFETY: the range is the mapping's.
-        let locked = unsafe { libc::mlock(mapping.at, len) } == 0;
+        let locked = unsafe { libc::mlock(mapping.at, mapping.len) } == 0;
         // Other users may lock little memory. Pages that are mapped and used are the last that the kernel takes.
         assert!(locked || !super::is_root(), "mlock: {}", std::io::Error::last_os_error());
         assert!(locked || mapping.advise(libc::MADV_POPULATE_READ), "{}", path.display());
-        Pinned { _mapping: mapping }
+        mapping.advise(libc::MADV_NORMAL);
+        Pinned { mapping }
+    }
+
+    /// The number of bytes in huge folios.
+    fn huge_bytes(&self) -> u64 {
+        let all = vmas(std::process::id() as i32);
+        let own = all.iter().filter(|vma| vma.start == self.mapping.at as u64);
+        own.map(|vma| vma.counter("FilePmdMapped")).sum()
     }
 }
 
-/// Makes the kernel read an uncached file as huge folios. Returns the number of bytes in huge folios.
-pub fn bring_in(path: &Path) -> u64 {
-    let len = std::fs::metadata(path).expect("an own file").len() as usize;
-    let mapping = Mapping::new(path, len, libc::PROT_READ);
-    for advice in [libc::MADV_HUGEPAGE, libc::MADV_POPULATE_READ] {
-        mapping.advise(advice);
+/// Reads a file into small folios, as far as it is not cached, and pins it until this process ends.
+pub fn keep_small(path: &Path) {
+    static KEPT: Mutex<BTreeSet<(u64, u64)>> = Mutex::new(BTreeSet::new());
+    let meta = std::fs::metadata(path).expect("an own file");
+    let is_new = KEPT.lock().is_ok_and(|mut kept| kept.insert((meta.dev(), meta.ino())));
+    if is_new {
+        std::mem::forget(Pinned::small(path));
     }
-    let name = path.to_string_lossy();
-    let all = vmas(std::process::id() as i32);
-    let ours = all.iter().filter(|vma| vma.start == mapping.at as u64 && vma.path == name);
-    ours.map(|vma| vma.counter("FilePmdMapped")).sum()
 }
 
 /// Tests, without TiExec, whether the file system of the copies reads files as huge folios.
@@ -183,7 +229,7 @@ pub fn huge_folios() -> bool {
         let len = 2 * pmd_size();
         std::fs::write(&path, vec![1; len as usize]).expect("a file");
         uncache(&path);
-        bring_in(&path) == len
+        Pinned::huge(&path).huge_bytes() == len
     })
 }
 
@@ -196,7 +242,7 @@ pub fn collapses_files() -> bool {
     std::fs::write(&path, vec![1; pmd]).expect("a file");
     uncache(&path);
     assert_eq!(std::fs::read(&path).expect("an own file").len(), pmd);
-    let mapping = Mapping::new(&path, pmd, libc::PROT_READ | libc::PROT_EXEC);
+    let mapping = Mapping::new(&path, libc::PROT_READ | libc::PROT_EXEC);
     mapping.advise(libc::MADV_COLLAPSE)
 }
 

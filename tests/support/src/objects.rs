@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::fresh::uncache;
+use super::fresh::{Pinned, keep_small, uncache};
 use super::launch::Run;
 use super::smaps::{Coverage, Vma, coverage_of, vmas};
 
@@ -71,6 +71,7 @@ pub struct WithObject {
     pub program: PathBuf,
     /// The shared object beside the program.
     pub object: PathBuf,
+    pinned: Vec<Pinned>,
 }
 
 impl WithObject {
@@ -89,11 +90,17 @@ impl WithObject {
             let copy = dir.path().join(name);
             super::install(&built.join(name), &copy, 0o755);
             uncache(&copy);
-            super::warm::cache_small(&copy);
             copy
         };
         let (program, object) = (copy("program"), copy("libbig_object.so"));
-        WithObject { dir, program, object }
+        let pinned = [&program, &object].map(|file| Pinned::small(file)).into();
+        WithObject { dir, program, object, pinned }
+    }
+
+    /// Takes the object out of the page cache.
+    pub fn uncache_object(&mut self) {
+        self.pinned.clear();
+        uncache(&self.object);
     }
 
     /// The directory that holds both.
@@ -185,5 +192,7 @@ pub fn late_library(dir: &Path) -> PathBuf {
     // A new file may be in huge folios.
     let copies = dir.join("copies");
     std::fs::create_dir(&copies).expect("a directory");
-    super::warm::small(&made, &copies)
+    let copy = super::warm::cold(&made, &copies);
+    keep_small(&copy);
+    copy
 }

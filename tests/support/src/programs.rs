@@ -190,11 +190,11 @@ pub fn program(name: &str, kind: Kind) -> PathBuf {
     program_big(name, kind, 6)
 }
 
-/// The program with that many MiB of text. It is cached in small folios, unless a test has read it as huge ones, so
+/// The program with that many MiB of text. It stays cached in small folios, unless a test has read it as huge ones, so
 /// that a launch does not depend on earlier tests.
 pub fn program_big(name: &str, kind: Kind, mib: u32) -> PathBuf {
     let program = built(name, kind, mib, None);
-    super::warm::cache_small(&program);
+    super::fresh::keep_small(&program);
     program
 }
 
@@ -211,7 +211,7 @@ pub struct Linked<'a> {
 /// path.
 pub fn program_with(name: &str, kind: Kind, linked: Linked<'_>) -> PathBuf {
     let program = built(name, kind, 6, Some(linked));
-    super::warm::cache_small(&program);
+    super::fresh::keep_small(&program);
     program
 }
 
@@ -292,7 +292,7 @@ pub fn build_go(directory: &Path, options: &[&str], to: &Path) -> Result<(), Str
 
 /// A private copy of the distribution's Python, in small folios.
 pub fn python() -> Option<super::Fresh> {
-    super::Fresh::small_for_good(Path::new("/usr/bin/python3"))
+    Some(super::Fresh::small(&Path::new("/usr/bin/python3").canonicalize().ok()?))
 }
 
 /// A script for node: JIT, garbage collection, worker threads, child processes and regular expressions. It prints its
@@ -305,7 +305,7 @@ pub const BUSY_NODE: &str = "const {Worker}=require('worker_threads'),{execFileS
     new Worker(\"require('worker_threads').parentPort.postMessage(6*7)\",{eval:true}).on('message',m=>console.log(h,r,c,m))";
 
 /// `java`, and a directory with `Busy` compiled for it; `None` without a JDK. `java` and its `libjvm.so` are private
-/// copies in the directory, in small folios. All else that `java` reads is the machine's.
+/// copies in the directory, which stay in small folios. All else that `java` reads is the machine's.
 pub fn busy_java() -> Option<(PathBuf, tempfile::TempDir)> {
     let (java, javac) = super::installed("java").zip(super::installed("javac"))?;
     let java = java.canonicalize().ok()?;
@@ -316,7 +316,8 @@ pub fn busy_java() -> Option<(PathBuf, tempfile::TempDir)> {
     for file in ["bin/java", "lib/server/libjvm.so"] {
         let copy = own.join(file);
         std::fs::remove_file(&copy).expect("a symbolic link of our own");
-        super::warm::small(&home.join(file), copy.parent().expect("a directory"));
+        let copy = super::warm::cold(&home.join(file), copy.parent().expect("a directory"));
+        super::fresh::keep_small(&copy);
     }
     let java = own.join("bin/java");
     let source = dir.path().join("Busy.java");

@@ -1,5 +1,9 @@
 //! Private copies of files for `tiexecctl warm`, with a known state of their page cache. The tests never warm the
 //! system's own files.
+//!
+//! `warm` leaves files alone that a process has mapped. So these copies are not mapped, and the kernel may reclaim some
+//! of their pages at any moment (DAMON). A test does not count cached pages therefore: it asks which parts `warm` evicted
+//! ([`watched`]), and whether all that is not huge was reclaimed ([`assert_huge`]).
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -42,7 +46,7 @@ pub fn cold(program: &Path, dir: &Path) -> PathBuf {
     copy
 }
 
-/// A copy that is cached in small folios.
+/// A copy that is cached in small folios. The kernel may reclaim some of them.
 pub fn small(program: &Path, dir: &Path) -> PathBuf {
     let copy = cold(program, dir);
     cache_small(&copy);
@@ -51,7 +55,7 @@ pub fn small(program: &Path, dir: &Path) -> PathBuf {
 
 /// Drops the file from the page cache. No process may have it mapped.
 pub fn evict(file: &Path) {
-    advise(file, libc::POSIX_FADV_DONTNEED);
+    super::fresh::uncache(file);
     assert_eq!(cached_pages(file), 0, "{}", file.display());
 }
 
@@ -73,6 +77,18 @@ pub fn cache_small(path: &Path) {
 
 /// Returns the number of cached pages of the file by cachestat(2), of the file itself or of overlayfs's own file.
 pub fn cached_pages(path: &Path) -> u64 {
+    cachestat(path)[0]
+}
+
+/// Returns the number of pages that the kernel has reclaimed and that no process has read again. The page cache has a
+/// mark (shadow entry) in the place of such a page, but not in the place of a page that posix_fadvise(2) evicted.
+pub fn reclaimed_pages(path: &Path) -> u64 {
+    cachestat(path)[3]
+}
+
+/// The counters of cachestat(2) for the whole file: the pages that are cached, dirty, being written back, evicted, and
+/// evicted a short time ago.
+fn cachestat(path: &Path) -> [u64; 5] {
     const SYS_CACHESTAT: libc::c_long = 451;
     let file = File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     let (range, mut state) = ([0_u64; 2], [0_u64; 5]);
@@ -81,7 +97,7 @@ pub fn cached_pages(path: &Path) -> u64 {
         libc::syscall(SYS_CACHESTAT, file.as_raw_fd(), range.as_ptr(), state.as_mut_ptr(), 0)
     };
     assert_eq!(returned, 0, "cachestat: {}", std::io::Error::last_os_error());
-    state[0]
+    state
 }
 
 /// The outcome of `tiexecctl warm …`.
@@ -128,6 +144,73 @@ pub fn command(options: &[&str], files: &[&Path]) -> Command {
 /// Runs the command.
 pub fn warm(options: &[&str], files: &[&Path]) -> Warm {
     Warm::of(command(options, files).output().expect("tiexecctl"))
+}
+
+/// What a command did to the page cache.
+pub struct Watched {
+    /// The lengths of the parts of files that it evicted, in bytes.
+    pub evicted: Vec<u64>,
+    /// True if it had the kernel collapse pages.
+    pub collapsed: bool,
+}
+
+/// Runs the command under strace, which must be installed. The calls tell what the command evicts. The pages do not,
+/// because the kernel may reclaim some of them meanwhile, and keeps others that are mapped.
+pub fn watched(command: &Command) -> (Warm, Watched) {
+    let log = tempfile::NamedTempFile::new().expect("a file for strace's log");
+    let mut strace = Command::new("strace");
+    strace.args(["-f", "-e", "trace=fadvise64,madvise", "-o"]).arg(log.path()).stdin(Stdio::null());
+    strace.arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => strace.env(name, value),
+            None => strace.env_remove(name),
+        };
+    }
+    let warm = Warm::of(strace.output().expect("strace"));
+    let calls = std::fs::read_to_string(log.path()).expect("strace's log");
+    assert!(calls.contains(&format!("+++ exited with {} +++", warm.code)), "{calls}");
+    // PID fadvise64(3, OFFSET, LENGTH, POSIX_FADV_DONTNEED) = 0
+    let evictions = calls.lines().filter(|call| call.contains("FADV_DONTNEED"));
+    let lens = evictions.map(|call| call.split(", ").nth(2).and_then(|len| len.parse().ok()));
+    let evicted = lens.map(|len| len.unwrap_or_else(|| panic!("{calls}"))).collect();
+    (warm, Watched { evicted, collapsed: calls.contains("MADV_COLLAPSE") })
+}
+
+/// Warms the file, and asserts that all whole huge pages of its text become huge. Returns their bytes.
+pub fn assert_warms(file: &Path) -> u64 {
+    assert_warmed(&warm(&["--json"], &[file]), file)
+}
+
+/// Asserts that the command, which ran with `--json` and has just ended, made all whole huge pages of the file's text
+/// huge. Returns their bytes.
+pub fn assert_warmed(done: &Warm, file: &Path) -> u64 {
+    let report = done.file();
+    let is_whole = rest(&report, "not_cached") == 0;
+    assert_eq!((done.code == 0, done.err.as_str()), (is_whole, ""), "{}", done.out);
+    assert_reported_warm(&report, file)
+}
+
+/// Does the same with the report of a command that had other files, too.
+///
+/// The kernel may have reclaimed some of the huge pages before the command looked at the result. The command reports
+/// these as not cached.
+pub fn assert_reported_warm(report: &Value, file: &Path) -> u64 {
+    let number = |key: &str| report[key].as_u64().expect("bytes");
+    let whole = number("huge_bytes") + rest(report, "not_cached");
+    assert_eq!(whole + rest(report, "edges"), number("text_bytes"), "{report}");
+    assert!(whole > 0 && whole.is_multiple_of(super::pmd_size()), "{report}");
+    assert_huge(file, whole);
+    whole
+}
+
+/// Asserts that this many bytes of the file's text are huge now, except those that the kernel has reclaimed.
+pub fn assert_huge(file: &Path, bytes: u64) {
+    let huge = huge(file);
+    // What was reclaimed stays so while no process reads the file. So it is counted last.
+    let reclaimed = 4096 * reclaimed_pages(file);
+    let sum = huge + reclaimed.next_multiple_of(super::pmd_size());
+    assert!(huge <= bytes && bytes <= sum, "{huge} of {bytes} are huge, {reclaimed} reclaimed");
 }
 
 /// Bytes of the file that are huge now, by `--check`.
