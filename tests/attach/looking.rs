@@ -116,7 +116,7 @@ fn nor_of_one_that_is_followed() {
     // The companion examines the process repeatedly. The launch itself may read any file, because the program does not
     // run yet.
     let held = Run::new(copy.path(), ["7"])
-        .options(["--settle=2s", "--select=all", "--backing=image"])
+        .options(["--settle=1000s", "--select=all", "--backing=image"])
         .behind(strace)
         .hold();
     let launched = std::fs::read_to_string(&log).expect("strace's log").len();

@@ -487,10 +487,13 @@ static void read_step(void)
     }
 }
 /* The writer's bytes must all have come. It ends by itself, and the rest is read here. */
+/* A signal in a recvmmsg that had received something: the next call on the socket fails with this number of the kernel's own. */
+#define ERESTARTSYS 512
+
 static void finish_from(void)
 {
     long count;
-    while ((count = read(from, buffer, PART)) > 0 || (count < 0 && errno == EINTR))
+    while ((count = read(from, buffer, PART)) > 0 || (count < 0 && (errno == EINTR || errno == ERESTARTSYS)))
         if (count > 0) {
             check(shared->got, buffer, count);
             shared->got += count;
@@ -669,7 +672,13 @@ static void read_pty_row(void)
     pty_row();
     from_writer(ends[1], ends[0]);
 }
-static void read_pty_finish(void) { shared->got = shared->other_sent = 0; }
+static void read_pty_finish(void)
+{
+    /* The writer may wait for room, or count what it wrote. */
+    kill(helpers[0], SIGKILL);
+    end_of(helpers[0]);
+    shared->got = shared->other_sent = 0;
+}
 
 /* --- Sockets. --- */
 static void send_row(void)
