@@ -29,6 +29,7 @@ use clap::{Arg, Command, CommandFactory, Parser};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use tiexec::options::{Ctl, Daemon, Launch};
+use tiexec_core::setting::Setting;
 
 #[derive(Parser, Debug)]
 #[command(name = "cargo xtask", about = "Chores of the project")]
@@ -204,29 +205,24 @@ fn options(page: &mut String, sub: &Command) -> Result<()> {
 }
 
 /// The words that an option of a command takes. clap does not know them, because the option's own parser checks them.
-const WORDS: [(&str, &str, &[&str]); 10] = [
-    ("tiexec", "backing", &["auto", "pagecache", "image", "hugetlb", "off"]),
-    ("tiexec", "edges", &["conservative", "pad", "aggressive"]),
-    ("tiexec", "numa", &["interleave", "local"]),
-    ("tiexec", "select", &["main", "dso", "jit", "all", "none"]),
-    ("attach", "backing", &["auto", "pagecache", "image", "hugetlb"]),
-    ("attach", "edges", &["conservative", "pad", "aggressive"]),
-    ("attach", "numa", &["interleave", "local"]),
-    ("attach", "select", &["main", "dso", "jit", "all", "none"]),
-    ("canary", "backing", &["image", "hugetlb"]),
-    ("canary", "edges", &["conservative", "pad", "aggressive"]),
-];
+fn words(command: &str, option: &str) -> Vec<&'static str> {
+    let setting = Setting::of(option).map_or(&[][..], |setting| setting.words);
+    let fits = |word: &&str| match (command, option) {
+        ("tiexec" | "attach" | "canary", "edges") | ("tiexec", _) => true,
+        ("attach", _) => *word != "off",
+        ("canary", "backing") => ["image", "hugetlb"].contains(word),
+        _ => false,
+    };
+    setting.iter().copied().filter(fits).collect()
+}
 
 /// Returns the command as a shell completes it: without the hidden options, which `clap_complete` would offer, and
 /// with the words that an option takes, for which it would offer files.
 fn completed(command: &'static Command) -> Command {
     let name = command.get_name();
-    let with_words = |argument: &Arg| {
-        let of_it = |(of, option, _): &&(&str, &str, _)| *of == name && argument.get_id() == option;
-        match WORDS.iter().find(of_it) {
-            Some((.., words)) => argument.clone().value_parser(PossibleValuesParser::new(*words)),
-            None => argument.clone(),
-        }
+    let with_words = |argument: &Arg| match words(name, argument.get_id().as_str()) {
+        none if none.is_empty() => argument.clone(),
+        words => argument.clone().value_parser(PossibleValuesParser::new(words)),
     };
     let shown = command.get_arguments().filter(|argument| !argument.is_hide_set());
     let mut offered = Command::new(name)
@@ -257,6 +253,8 @@ fn completions(out: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
+    use tiexec_core::setting::SETTINGS;
 
     use super::*;
 
@@ -322,7 +320,10 @@ mod tests {
 
     #[test]
     fn every_word_of_an_option_is_accepted() {
-        for (of, option, words) in WORDS {
+        let all = ["tiexec", "attach", "canary"].into_iter().flat_map(|of| {
+            SETTINGS.iter().map(move |setting| (of, setting.key, words(of, setting.key)))
+        });
+        for (of, option, words) in all {
             for word in words {
                 let option = format!("--{option}={word}");
                 let line = match of {

@@ -22,6 +22,7 @@ use serde::Serialize;
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::AsShown;
 use tiexec_core::pattern::{Pattern, Slashes};
+use tiexec_core::setting::{At, Setting};
 use tiexec_core::value::{parse_bytes, parse_duration};
 use tiexec_remap::systemd_units::with_kind;
 use tiexec_remap::trusted_directory::{self, Trust};
@@ -41,17 +42,6 @@ pub const DIRECTORY: &str = "/etc/tiexec/conf.d";
 pub const MIN_AGE: Duration = Duration::from_secs(10);
 /// Most bytes of one file.
 const LONGEST: u64 = 1 << 20;
-/// The settings of `tiexecctl attach` that a rule may have, by their names in the configuration file.
-const SETTINGS: [&str; 8] = [
-    "backing",
-    "page-size",
-    "numa",
-    "edges",
-    "pad-threshold",
-    "select",
-    "settle",
-    "max-huge-pages",
-];
 
 /// The action of a rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -490,7 +480,7 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
     }
     let mut settings = Settings::default();
     for (key, value) in table {
-        if !SETTINGS.contains(&key.as_str()) {
+        if !Setting::of(&key).is_some_and(|setting| setting.at.contains(&At::Rule)) {
             unknown.push(key);
             continue;
         }

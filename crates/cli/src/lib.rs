@@ -11,5 +11,6 @@ mod fold;
 mod launch;
 mod memory_options;
 pub mod options;
+mod setting_options;
 mod settings;
 pub mod stdio;

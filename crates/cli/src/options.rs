@@ -6,20 +6,17 @@ use std::time::Duration;
 
 use clap::builder::{NonEmptyStringValueParser, PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use tiexec_core::addr::PageSize;
-use tiexec_core::budget::Budget;
 use tiexec_core::config::{BackingChoice, Edges, Settings};
-use tiexec_core::numa::Numa;
-use tiexec_core::select::Select;
-use tiexec_core::value::{parse_bytes, parse_duration, parse_page_size, parse_positive_duration};
-use tiexec_engine::follow::Patterns;
+use tiexec_core::setting::Group;
+use tiexec_core::value::{parse_duration, parse_positive_duration};
 use tiexec_remap::store::setup::Size;
 
-/// The headings of the options.
-const MEMORY: &str = "Text and memory";
-const AFTER_START: &str = "After the start";
-const FAILURES: &str = "Failures";
-const OUTPUT: &str = "Output";
+use crate::setting_options::{OfAttach, OfLaunch, SettingOptions, heading};
+
+/// The settings that options of `tiexec PROGRAM` say.
+pub type LaunchSettings = SettingOptions<OfLaunch>;
+/// The settings that options of `tiexecctl attach` say.
+pub type AttachSettings = SettingOptions<OfAttach>;
 
 /// `tiexec`: becomes a program, with its text on huge pages.
 #[derive(Parser, Clone, Debug)]
@@ -41,171 +38,17 @@ pub struct Launch {
 
     /// Print the plan and exit; the program does not run. A plan cannot know the pages that
     /// --max-huge-pages would take
-    #[arg(long, help_heading = OUTPUT)]
+    #[arg(long, help_heading = heading(Group::Output))]
     pub dry_run: bool,
 
     /// Attach to this running process instead of starting a program, as tiexecctl attach does; a list may have
     /// commas or blanks, as pidof prints it
-    #[arg(short = 'p', long = "pid", value_name = "PID", allow_negative_numbers = true, conflicts_with_all = ["program", "strict", "report", "until_exec", "deadline"])]
+    #[arg(short = 'p', long = "pid", value_name = "PID", allow_negative_numbers = true, conflicts_with_all = ["program", "strict", "report", "until-exec", "deadline"])]
     pub pid: Option<String>,
 
     /// The program and its arguments; everything after PROGRAM is the program's
     #[arg(required_unless_present = "pid", trailing_var_arg = true, value_name = "PROGRAM", num_args = 1..)]
     pub program: Vec<OsString>,
-}
-
-/// The settings of a launch that may also come from `TIEXEC` and the configuration file.
-#[derive(Args, Clone, Debug, Default)]
-pub struct LaunchSettings {
-    /// The text, and what becomes of it.
-    #[command(flatten)]
-    pub text: TextOptions,
-
-    /// Refuse to start (exit status 125) if the text cannot be put onto huge pages
-    #[arg(long, conflicts_with = "max_huge_pages", help_heading = FAILURES)]
-    pub strict: bool,
-
-    /// Stop preparing huge pages after this time, such as 250ms or 1s; the rest stays on base pages
-    /// [default: 250ms]
-    #[arg(long, help_heading = FAILURES, value_name = "DURATION", value_parser = parse_duration)]
-    pub deadline: Option<Duration>,
-
-    /// Write a table of the text to FILE or standard error before the program starts; reports of later text are
-    /// added to FILE
-    #[arg(long, help_heading = OUTPUT, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
-    pub report: Option<String>,
-
-    /// Write reports and plans as JSON
-    #[arg(long, help_heading = OUTPUT)]
-    pub json: bool,
-
-    /// Follow the process through its execs until it executes NAME, and treat that program
-    #[arg(long, help_heading = AFTER_START, value_name = "NAME", require_equals = true, value_parser = NonEmptyStringValueParser::new())]
-    pub until_exec: Option<String>,
-
-    /// The programs that come of it, too.
-    #[command(flatten)]
-    pub after_start: AfterStart,
-
-    /// Print no warnings
-    #[arg(short, long, help_heading = OUTPUT)]
-    pub quiet: bool,
-
-    /// Also print the reason where it is normal that text stays on base pages
-    #[arg(short, long, conflicts_with = "quiet", help_heading = OUTPUT)]
-    pub verbose: bool,
-}
-
-/// The text that becomes huge, and its huge pages: for a launch and an attach alike.
-#[derive(Args, Clone, Copy, Debug, Default)]
-pub struct TextOptions {
-    /// Take the huge pages from: auto (the first that works), pagecache (the file's own page cache; nothing is
-    /// copied), image (a copy in the image store or in a memfd), hugetlb (a copy in the reserved
-    /// pool; only if named), or off
-    #[arg(long, help_heading = MEMORY, value_name = "BACKING")]
-    pub backing: Option<BackingChoice>,
-
-    /// With --backing hugetlb, use the pool with pages of this size, such as 64K or 2M; see
-    /// /sys/kernel/mm/hugepages [default: the size of a huge page]
-    #[arg(long, help_heading = MEMORY, value_name = "BYTES", value_parser = parse_page_size)]
-    pub page_size: Option<PageSize>,
-
-    /// Place the copy of the text on NUMA nodes: interleave (one huge page on each node by turns), local
-    /// (where the program's first thread runs) or node=N. Each program then has a copy of its own [default:
-    /// the kernel chooses the nodes]
-    #[arg(long, help_heading = MEMORY, value_name = "NODES")]
-    pub numa: Option<Numa>,
-
-    /// Whether the first and last part of the text, which fill no huge page, become huge: conservative (no), pad
-    /// (if they hold enough text, and the rest of the huge page is free or read-only data of the same file, which
-    /// becomes executable), or aggressive (also where they hold little text) [default: conservative]
-    #[arg(long, help_heading = MEMORY, value_name = "EDGES")]
-    pub edges: Option<Edges>,
-
-    /// With --edges pad, how much text a huge page must hold to be taken, such as 64K or 1MiB [default:
-    /// 4K]
-    #[arg(long, help_heading = MEMORY, value_name = "BYTES", value_parser = parse_bytes)]
-    pub pad_threshold: Option<u64>,
-
-    /// Select executable memory: a list of main (the program's own text), dso (that of its shared
-    /// libraries) and jit (code it makes itself; needs --settle), or all, or none
-    /// [default: main,dso]
-    #[arg(long, help_heading = MEMORY, value_name = "LIST")]
-    pub select: Option<Select>,
-}
-
-impl TextOptions {
-    /// Puts what was said into the settings.
-    fn put_into(self, settings: &mut Settings) {
-        let Self { backing, page_size, numa, edges, pad_threshold, select } = self;
-        put(&mut settings.backing, backing);
-        settings.page_size = page_size.or(settings.page_size);
-        settings.numa = numa.or(settings.numa);
-        put(&mut settings.edges.edges, edges);
-        put(&mut settings.edges.pad_threshold, pad_threshold);
-        put(&mut settings.select, select);
-    }
-}
-
-impl LaunchSettings {
-    /// Puts what was said into the settings.
-    pub fn put_into(self, settings: &mut Settings) {
-        self.text.put_into(settings);
-        self.after_start.put_into(settings);
-        settings.strict |= self.strict;
-        settings.deadline = self.deadline.or(settings.deadline);
-        settings.report = self.report.or(settings.report.take());
-        settings.json |= self.json;
-        settings.quiet |= self.quiet;
-        settings.verbose |= self.verbose;
-        settings.until_exec = self.until_exec.or(settings.until_exec.take());
-    }
-}
-
-fn put<T>(setting: &mut T, said: Option<T>) {
-    if let Some(said) = said {
-        *setting = said;
-    }
-}
-
-/// Settings for the time after the beginning.
-#[derive(Args, Clone, Debug, Default)]
-pub struct AfterStart {
-    /// Also treat the programs that the program and its children start, as long as any of them lives
-    #[arg(short, long, help_heading = AFTER_START)]
-    pub follow: bool,
-
-    /// Treat text that the program maps up to this time after its start, such as 30s; 0 turns this off
-    /// [default: until its start is over, 10s to 60s]
-    #[arg(long, help_heading = AFTER_START, value_name = "DURATION", value_parser = parse_duration)]
-    pub settle: Option<Duration>,
-
-    /// Take at most this number of huge pages, the hottest first; auto takes as many as pay off by a
-    /// model of the instruction TLB. The program runs on base pages and is sampled first, for the time of
-    /// --settle [default: 5s]
-    #[arg(long, help_heading = AFTER_START, value_name = "NUM|auto", conflicts_with = "follow")]
-    pub max_huge_pages: Option<Budget>,
-
-    /// With --follow, treat only programs, PROGRAM included, whose path matches GLOB, such as '*/cc1plus'; a GLOB
-    /// without a slash is compared with the file name
-    #[arg(long, help_heading = AFTER_START, value_name = "GLOB", requires = "follow", value_parser = parse_pattern)]
-    pub only: Vec<String>,
-
-    /// With --follow, treat no program whose path, or file name, matches GLOB
-    #[arg(long, help_heading = AFTER_START, value_name = "GLOB", requires = "follow", value_parser = parse_pattern)]
-    pub except: Vec<String>,
-}
-
-impl AfterStart {
-    /// Puts what was said into the settings.
-    pub fn put_into(self, settings: &mut Settings) {
-        let said = |list: Vec<String>| (!list.is_empty()).then_some(list);
-        settings.follow |= self.follow;
-        settings.settle = self.settle.or(settings.settle);
-        settings.max_huge_pages = self.max_huge_pages.or(settings.max_huge_pages);
-        put(&mut settings.only, said(self.only));
-        put(&mut settings.except, said(self.except));
-    }
 }
 
 /// `tiexecctl`: looks at processes and at the machine, keeps the image store, and warms files.
@@ -266,7 +109,7 @@ pub enum CtlCommand {
         subcommand_negates_reqs = true,
         args_conflicts_with_subcommands = true
     )]
-    Canary(Canary),
+    Canary(Box<Canary>),
     /// Write an HTML page about a process (where it executes, and how much of that is on huge pages) or about a
     /// benchmark
     Report(ReportPage),
@@ -607,11 +450,6 @@ pub enum CanaryCommand {
     },
 }
 
-fn parse_pattern(text: &str) -> Result<String, String> {
-    let text = text.to_owned();
-    Patterns::new(std::slice::from_ref(&text), &[]).map(|_is_one| text)
-}
-
 /// Refuses what would make tiexec do something else than start the command.
 fn parse_option(text: &str) -> Result<String, String> {
     let name = text.split('=').next().unwrap_or(text);
@@ -662,27 +500,14 @@ pub struct ReportPage {
 
 /// The options of `tiexecctl attach`.
 #[derive(Args, Clone, Debug, Default)]
-#[command(
-    mut_arg("backing", |arg| arg.help("Take the huge pages from: auto (the first that works), pagecache, image, or hugetlb")),
-    mut_arg("select", |arg| arg.help("Select executable memory: a list of main, dso and jit, or all, or none [default: main,dso]")),
-    mut_arg("follow", |arg| arg.help("Stay, and also treat the programs that the processes and their children start, as long as any of them lives")),
-    mut_arg("settle", |arg| arg.help("Stay for this time, such as 30s, and treat text that the processes map meanwhile [default: return at once]")),
-    mut_arg("max_huge_pages", |arg| arg.help("Take at most this number of huge pages, the hottest first; auto takes as many as pay off by a model of the instruction TLB. The processes are sampled first, for the time of --settle [default: 5s]")),
-    mut_arg("only", |arg| arg.help("With --follow, of the further programs treat only those whose path matches GLOB, such as '*/cc1plus'; a GLOB without a slash is compared with the file name")),
-    mut_arg("except", |arg| arg.help("With --follow, treat no further program whose path, or file name, matches GLOB"))
-)]
 pub struct Attach {
     /// The processes.
     #[command(flatten)]
     pub targets: Targets,
 
-    /// The text, and what becomes of it.
+    /// The options proper.
     #[command(flatten)]
-    pub text: TextOptions,
-
-    /// The programs that come of it, too.
-    #[command(flatten)]
-    pub after_start: AfterStart,
+    pub settings: AttachSettings,
 
     /// Revert after this time, such as 15m
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration, conflicts_with_all = ["follow", "settle"])]
@@ -694,7 +519,7 @@ pub struct Attach {
 
     /// For ExecStartPost= of a unit: wait first until the main process runs its program and no shell. Takes
     /// 10s at most, writes the result to the journal, and exits 0 unless the command line is malformed
-    #[arg(long, conflicts_with_all = ["dry_run", "follow", "settle", "max_huge_pages"])]
+    #[arg(long, conflicts_with_all = ["dry_run", "follow", "settle", "max-huge-pages"])]
     pub wait_exec: bool,
 
     /// Print JSON
@@ -712,16 +537,16 @@ pub struct Attach {
 
 impl Attach {
     /// Makes them of `tiexec -p PID`.
-    pub fn from_launch(pid: String, settings: &LaunchSettings, dry_run: bool) -> Self {
+    pub fn from_launch(pid: String, options: &LaunchSettings, dry_run: bool) -> Self {
+        let Settings { json, quiet, .. } = options.alone();
         Self {
             targets: Targets { pids: vec![pid], exe: None, unit: None, user: None },
-            text: settings.text,
-            after_start: settings.after_start.clone(),
+            settings: options.at(),
             for_: None,
             dry_run,
             wait_exec: false,
-            json: settings.json,
-            quiet: settings.quiet,
+            json,
+            quiet,
             started_at: None,
         }
     }
@@ -892,10 +717,11 @@ mod tests {
         let parse = |args: &[&str]| Launch::try_parse_from(["tiexec"].iter().chain(args));
         let echo = parse(&["--json", "echo", "-e", "--report=x", "--", "--help"]).unwrap();
         assert_eq!(echo.program, ["echo", "-e", "--report=x", "--", "--help"]);
-        assert!(echo.settings.json && echo.settings.report.is_none());
+        let settings = echo.settings.alone();
+        assert!(settings.json && settings.report.is_none());
         let dashes = parse(&["--report", "--", "-odd", "--", "x"]).unwrap();
         assert_eq!(dashes.program, ["-odd", "--", "x"]);
-        assert_eq!(dashes.settings.report.as_deref(), Some(""));
+        assert_eq!(dashes.settings.alone().report.as_deref(), Some(""));
         assert!(parse(&["--nonsense", "true"]).is_err());
         assert!(parse(&[]).is_err());
         assert!(parse(&["--deadline", "soon", "true"]).is_err());

@@ -4,21 +4,21 @@ use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_engine::settings::Surroundings;
 
 use crate::memory_options;
-use crate::options::LaunchSettings;
+use crate::setting_options::SettingOptions;
 use crate::stdio::warn;
 
 /// Combines the options, the environment, the configuration file and the kill switch.
 ///
 /// # Errors
 /// An option that this machine does not support, in words.
-pub(crate) fn settings(options: LaunchSettings) -> Result<Settings, String> {
+pub(crate) fn settings<P>(options: &SettingOptions<P>) -> Result<Settings, String> {
     let surroundings = Surroundings::read();
     let mut settings = surroundings.settings.clone();
-    let (page_size, numa) = (options.text.page_size, options.text.numa);
     options.put_into(&mut settings);
     for complaint in surroundings.complaints().filter(|_| !settings.quiet) {
         warn(complaint);
     }
+    let Settings { page_size, numa, .. } = options.alone();
     memory_options::check(page_size, numa, &settings)?;
     Ok(settings)
 }

@@ -1,21 +1,17 @@
-//! The user's settings: by option, by `TIEXEC=key=value,…`, or in the configuration file.
-//!
-//! [`Settings`] take over one source after the other, the weakest first: default, configuration, environment, options.
-//! `off` is a kill switch and beats them all.
+//! The values of the user's settings.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Serialize;
-use thiserror::Error;
 
 use crate::addr::PageSize;
 use crate::budget::Budget;
 use crate::numa::Numa;
 use crate::select::Select;
 use crate::skip::Reason;
-use crate::value::{ValueError, parse_bytes, parse_duration, parse_page_size};
+use crate::value::ValueError;
 
 /// The user's choice of the place for huge pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -131,17 +127,7 @@ impl Default for EdgePolicy {
     }
 }
 
-/// An invalid part of `TIEXEC` or of the configuration file.
-#[derive(Clone, PartialEq, Eq, Debug, Error)]
-#[error("{item:?}: {problem}")]
-pub struct Malformed {
-    /// The part, as written.
-    pub item: String,
-    /// The reason.
-    pub problem: String,
-}
-
-/// All settings. To add one, add a field here, its key in `set`, and its option in the command line.
+/// The values of all settings. [`setting`](crate::setting) has the table of what may be said, and where.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Settings {
     /// Switched off: a plain exec. See [`is_off`](Self::is_off).
@@ -187,85 +173,6 @@ impl Settings {
     /// The time that staging gets at launch unless the user says otherwise.
     pub const DEFAULT_DEADLINE: Duration = Duration::from_millis(250);
 
-    /// Takes over the value of `TIEXEC`: parts separated by commas, each `key=value`, or a key alone for yes. Returns
-    /// the invalid parts.
-    pub fn take_environment(&mut self, value: &str) -> Vec<Malformed> {
-        self.take(value.split(','))
-    }
-
-    /// Takes over the configuration file: one `key=value` a line, `#` begins a comment. Returns the invalid lines.
-    pub fn take_file(&mut self, text: &str) -> Vec<Malformed> {
-        self.take(text.lines().map(|line| line.split('#').next().unwrap_or_default()))
-    }
-
-    /// Takes over one setting of a rule.
-    ///
-    /// # Errors
-    /// The key or the value is invalid.
-    pub fn take_setting(&mut self, key: &str, value: &str) -> Result<(), Malformed> {
-        let item = format!("{key}={value}");
-        self.set(&item).map_err(|problem| Malformed { item, problem })
-    }
-
-    fn take<'a>(&mut self, items: impl Iterator<Item = &'a str>) -> Vec<Malformed> {
-        // A stronger source must not be able to overrule the kill switch.
-        let off = std::mem::take(&mut self.off);
-        // A list of this source replaces that of a weaker one.
-        let (only, except) = (std::mem::take(&mut self.only), std::mem::take(&mut self.except));
-        let mut malformed = Vec::new();
-        for item in items.map(str::trim).filter(|item| !item.is_empty()) {
-            if let Err(problem) = self.set(item) {
-                malformed.push(Malformed { item: item.to_owned(), problem });
-            }
-        }
-        self.off |= off;
-        if self.only.is_empty() {
-            self.only = only;
-        }
-        if self.except.is_empty() {
-            self.except = except;
-        }
-        malformed
-    }
-
-    fn set(&mut self, item: &str) -> Result<(), String> {
-        let (key, value) = match item.split_once('=') {
-            Some((key, value)) => (key.trim(), Some(value.trim())),
-            None => (item, None),
-        };
-        let lower = value.map(str::to_ascii_lowercase);
-        let flag = || match lower.as_deref() {
-            None | Some("1" | "yes" | "true" | "on") => Ok(true),
-            Some("0" | "no" | "false" | "off") => Ok(false),
-            Some(_) => Err(ValueError::new("yes or no", value.unwrap_or_default())),
-        };
-        let needed = || value.filter(|value| !value.is_empty()).ok_or("a value is missing");
-        match key {
-            // The kill switch counts in any case of letters, also as OFF.
-            _ if key.eq_ignore_ascii_case("off") => self.off = flag()?,
-            "backing" => self.backing = needed()?.parse()?,
-            "edges" => self.edges.edges = needed()?.parse()?,
-            "pad-threshold" => self.edges.pad_threshold = parse_bytes(needed()?)?,
-            "page-size" => self.page_size = Some(parse_page_size(needed()?)?),
-            "numa" => self.numa = Some(needed()?.parse()?),
-            "strict" => self.strict = flag()?,
-            "deadline" => self.deadline = Some(parse_duration(needed()?)?),
-            "report" => self.report = Some(value.unwrap_or_default().to_owned()),
-            "json" => self.json = flag()?,
-            "quiet" => self.quiet = flag()?,
-            "verbose" => self.verbose = flag()?,
-            "until-exec" => self.until_exec = Some(needed()?.to_owned()),
-            "select" => self.select = needed()?.parse()?,
-            "follow" => self.follow = flag()?,
-            "settle" => self.settle = Some(parse_duration(needed()?)?),
-            "max-huge-pages" => self.max_huge_pages = Some(needed()?.parse()?),
-            "only" => self.only.push(needed()?.to_owned()),
-            "except" => self.except.push(needed()?.to_owned()),
-            _ => return Err("no such key".to_owned()),
-        }
-        Ok(())
-    }
-
     /// Returns how long staging may take.
     pub fn deadline(&self) -> Duration {
         self.deadline.unwrap_or(Self::DEFAULT_DEADLINE)
@@ -307,79 +214,5 @@ impl fmt::Display for BackingChoice {
             Self::Hugetlb => "hugetlb",
             Self::Off => "off",
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn of(environment: &str) -> Settings {
-        let mut settings = Settings::default();
-        assert_eq!(settings.take_environment(environment), []);
-        settings
-    }
-
-    fn malformed(environment: &str) -> usize {
-        Settings::default().take_environment(environment).len()
-    }
-
-    #[test]
-    fn a_stronger_source_wins_key_by_key() {
-        let mut settings = Settings::default();
-        let file = "# ours\nstrict=no\nquiet = yes # hush\nonly=a\nonly=b\nexcept=c\n\n";
-        assert_eq!(settings.take_file(file), []);
-        let environment = "backing=hugetlb,strict,deadline=1.5s,report,only=d";
-        assert_eq!(settings.take_environment(environment), []);
-        assert_eq!(settings.backing, BackingChoice::Hugetlb);
-        assert!(settings.strict && settings.quiet && !settings.is_off());
-        assert_eq!(settings.deadline, Some(Duration::from_millis(1500)));
-        assert_eq!(settings.report.as_deref(), Some(""));
-        assert_eq!((settings.only, settings.except), (vec!["d".to_owned()], vec!["c".to_owned()]));
-    }
-
-    #[test]
-    fn both_ways_of_saying_off() {
-        for value in ["off", "backing=off", "off=1", "OFF", "Off=Yes"] {
-            assert!(of(value).is_off(), "{value}");
-        }
-        assert!(!of("off=0").is_off());
-        let mut settings = of("off");
-        settings.take_environment("off=0,backing=image");
-        assert!(settings.is_off(), "a kill switch beats a stronger source");
-        let mut settings = of("backing=off");
-        settings.take_environment("backing=image");
-        assert!(!settings.is_off(), "a backing is a mere setting");
-    }
-
-    #[test]
-    fn malformed_parts_are_named_and_the_rest_kept() {
-        let mut settings = Settings::default();
-        let text = "stict,deadline=soon,backing=,strict=maybe,quiet,,json=1";
-        let malformed = settings.take_environment(text);
-        assert!(settings.quiet && settings.json);
-        let items: Vec<_> = malformed.iter().map(|bad| bad.item.as_str()).collect();
-        assert_eq!(items, ["stict", "deadline=soon", "backing=", "strict=maybe"]);
-    }
-
-    #[test]
-    fn edges_are_set_like_everything_else() {
-        let wanted = EdgePolicy { edges: Edges::Pad, pad_threshold: 64 << 10 };
-        assert_eq!(of("edges=pad,pad-threshold=64K").edges, wanted);
-        assert_eq!(malformed("edges=all,pad-threshold=much"), 2);
-    }
-
-    #[test]
-    fn a_node_is_set_like_everything_else() {
-        assert_eq!(of("numa=node=1").numa, Some(Numa::Node(1)));
-        assert_eq!(malformed("numa=1,numa"), 2);
-    }
-
-    #[test]
-    fn a_size_is_for_the_pool_only() {
-        let of = |text: &str| of(text).pool_page();
-        assert_eq!(of("page-size=64K,backing=hugetlb"), PageSize::new(64 << 10));
-        assert_eq!((of("page-size=64K"), of("backing=hugetlb")), (None, None));
-        assert_eq!(malformed("page-size=65000,page-size=big"), 2);
     }
 }

@@ -34,6 +34,7 @@ pub mod report;
 pub mod script;
 pub mod seccomp;
 pub mod select;
+pub mod setting;
 pub mod skip;
 pub mod snapshot;
 pub mod value;

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::Read;
 
 use rustix::fs::{CWD, FileType, Mode, OFlags, openat};
-use tiexec_core::config::{Malformed, Settings};
+use tiexec_core::config::Settings;
+use tiexec_core::setting::Malformed;
 use tiexec_sys::Errno;
 use tiexec_sys::startup::is_secure;
 

@@ -57,7 +57,7 @@ struct Launcher {
 /// Runs the program at this index of the arguments. Returns an exit status only if this process could not become the
 /// program.
 pub(crate) fn run(argv: Argv, program: usize, options: LaunchSettings, dry_run: bool) -> u8 {
-    let settings = match settings::settings(options) {
+    let settings = match settings::settings(&options) {
         Ok(settings) => settings,
         Err(what) => {
             warn(what);

@@ -35,7 +35,7 @@ pub(crate) use select::parse as parse_pids;
 use super::permission::Rights;
 use super::{print, told};
 use crate::exit;
-use crate::options::{Attach, LaunchSettings, Revert, Targets};
+use crate::options::{Attach, Revert, Targets};
 use crate::settings;
 use crate::stdio::{and_fix, warn};
 
@@ -51,10 +51,9 @@ pub(crate) fn run(options: &Attach) -> u8 {
     };
     // Only options can request later work. Other sources are ignored here, so that an attach returns unless the user
     // asked it to stay.
-    let mut later = Settings::default();
-    options.after_start.clone().put_into(&mut later);
-    let (text, quiet) = (options.text, options.quiet);
-    let settings = match settings::settings(LaunchSettings { text, quiet, ..Default::default() }) {
+    let later = options.settings.alone();
+    let said = options.settings.clone().and(options.quiet.then_some(("quiet", None)));
+    let settings = match settings::settings(&said) {
         Ok(settings) => settings,
         Err(what) => {
             warn(what);
@@ -251,7 +250,7 @@ fn attach_one(
         let by = if is_switched_off() {
             format!("{SWITCHED_OFF} is there; fix: rm {SWITCHED_OFF}")
         } else {
-            let option = options.text.backing;
+            let option = options.settings.say("backing").then(|| options.settings.alone().backing);
             settings::switched_off_by(option).to_owned()
         };
         return Some(failed("attach to", pid, &Failure::new(SkipReason::Disabled, by)));

@@ -34,7 +34,7 @@ use self::source::{Counter, Guard, Refusal, Server};
 use super::progress::Progress;
 use super::{attach, print};
 use crate::exit;
-use crate::options::{Canary, LaunchSettings, TextOptions};
+use crate::options::{Canary, LaunchSettings};
 use crate::settings;
 use crate::stdio::warn;
 
@@ -280,10 +280,10 @@ fn settings(options: &Canary) -> Result<Settings, u8> {
         warn(format_args!("cannot alternate --backing {backing}: {why}; fix: --backing image"));
         return Err(exit::USAGE);
     }
-    let text =
-        TextOptions { backing: Some(backing), edges: options.edges, ..TextOptions::default() };
-    let all = LaunchSettings { text, quiet: true, ..LaunchSettings::default() };
-    let Settings { backing, edges, .. } = settings::settings(all).map_err(|what| {
+    let edges = options.edges.map(|edges| ("edges", Some(edges.to_string())));
+    let said = [("backing", Some(backing.to_string())), ("quiet", None)];
+    let all = LaunchSettings::default().and(said).and(edges);
+    let Settings { backing, edges, .. } = settings::settings(&all).map_err(|what| {
         warn(what);
         exit::USAGE
     })?;
