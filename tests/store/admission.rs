@@ -232,7 +232,8 @@ fn rustc_below_a_closed_home_is_not_shareable() {
     done.assert_code(0);
     assert_eq!(report.read()["reason"], "not_shareable", "{}", report.read());
     assert!(!done.err().contains("store setup"), "{done}");
-    assert_eq!(names(IMAGES), [""; 0]);
+    // Its other libraries are the machine's, and may be shareable.
+    assert!(!names(IMAGES).iter().any(|name| name.starts_with("librustc_driver")));
 }
 
 #[test]

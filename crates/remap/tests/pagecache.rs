@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 use tiexec_core::addr::Pages;
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_remap::pagecache::{ChunkState, Prepared, prepare, state};
-use tiexec_sys::pagecache::{cache_state, evict, is_open_for_writing};
+use tiexec_sys::pagecache::{FileMapping, cache_state, evict, is_open_for_writing};
 use tiexec_sys::thp;
 
 const HUGE_PAGES: u64 = 5;
@@ -60,6 +60,14 @@ impl Fixture {
         states.into_iter().map(|(_, state)| state).collect()
     }
 
+    /// Maps the pages of that part, which are cached. The kernel reclaims no page that is mapped.
+    fn pinned(&self, part: Range<u64>) -> FileMapping {
+        let mapping = FileMapping::new(&self.file, self.all(), self.pages.pmd).expect("a file");
+        mapping.advise_random().expect("madvise");
+        mapping.populate(&part).expect("memory");
+        mapping
+    }
+
     fn cached_pages(&self) -> u64 {
         cache_state(&self.file, &(0..0)).expect("Linux 6.5").cached
     }
@@ -105,6 +113,7 @@ fn what_is_cached_small_stays_as_it_is() {
     for at in fixture.whole().step_by(fixture.pages.base.bytes() as usize) {
         rustix::io::pread(&fixture.file, &mut [0; 1], at).expect("an own file");
     }
+    let _pinned = fixture.pinned(fixture.whole());
     let cached = fixture.cached_pages();
     let prepared = fixture.prepare(&[fixture.whole()]);
     // A kernel that collapses file pages makes them huge; no kernel may lose one.
@@ -128,6 +137,7 @@ fn looking_reads_nothing() {
     let one = fixture.pages.base.bytes() as usize;
     rustix::fs::fadvise(&fixture.file, 0, None, rustix::fs::Advice::Random).expect("fadvise");
     rustix::io::pread(&fixture.file, &mut vec![0; one], pmd).expect("an own file");
+    let _pinned = fixture.pinned(pmd..pmd + one as u64);
     let cached = fixture.cached_pages();
     assert_eq!(fixture.states()[..3], [ChunkState::Absent, ChunkState::Small, ChunkState::Absent]);
     assert_eq!(fixture.cached_pages(), cached);
