@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde::{Deserialize, Serialize};
-use tiexec_core::budget::Budget;
-use tiexec_core::config::{Edges, Settings};
+use tiexec_core::config::Settings;
+use tiexec_core::setting::{At, Setting};
 
 /// The prefix of the labels and annotations that the agent reads.
 pub const PREFIX: &str = "tiexec.io/";
@@ -51,28 +51,15 @@ impl Pod {
     /// # Errors
     /// The annotation cannot be parsed, so it is unknown how much less the pod's owner wants.
     pub fn settings(&self, rule: &Settings) -> Result<Settings, String> {
-        let mut settings = rule.clone();
-        let of = |name: &str| {
-            let key = format!("{PREFIX}{name}");
-            self.keys.get(&key).map(|value| (key, value))
-        };
-        if let Some((key, value)) = of("edges") {
-            let wanted: Edges = value.parse().map_err(|error| format!("{key}: {error}"))?;
-            let rank = |edges: Edges| match edges {
-                Edges::Conservative => 0,
-                Edges::Pad => 1,
-                Edges::Aggressive => 2,
-            };
-            if rank(wanted) < rank(settings.edges.edges) {
-                settings.edges.edges = wanted;
+        let mut wanted = rule.clone();
+        for setting in Setting::at(At::Pod) {
+            let key = format!("{PREFIX}{}", setting.key);
+            if let Some(value) = self.keys.get(&key) {
+                let taken = wanted.take_setting(setting.key, value);
+                taken.map_err(|malformed| format!("{key}: {}", malformed.problem))?;
             }
         }
-        if let Some((key, value)) = of("max-huge-pages") {
-            let wanted: Budget = value.parse().map_err(|error| format!("{key}: {error}"))?;
-            let both = settings.max_huge_pages.map_or(wanted, |rule| rule.and(wanted));
-            settings.max_huge_pages = Some(both);
-        }
-        Ok(settings)
+        Ok(rule.narrowed_by(&wanted))
     }
 }
 
@@ -169,7 +156,8 @@ pub fn unavailable() -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tiexec_core::config::EdgePolicy;
+    use tiexec_core::budget::Budget;
+    use tiexec_core::config::{EdgePolicy, Edges};
     use tiexec_core::escape::AsShown;
     use tiexec_sys::seqpacket;
 

@@ -48,7 +48,7 @@ impl FromStr for BackingChoice {
 
 /// The huge pages at a text's ragged head and tail that are taken: the text shares them with other memory, or does not
 /// fill them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Edges {
     /// No edges: only huge pages that hold nothing but text.
@@ -187,6 +187,18 @@ impl Settings {
     /// start.
     pub fn watches_start(&self) -> bool {
         self.settle.is_none() && !self.follow && self.max_huge_pages.is_none()
+    }
+
+    /// Returns these settings, with no more edges and no more huge pages than `wanted` has.
+    #[must_use]
+    pub fn narrowed_by(&self, wanted: &Self) -> Self {
+        let edges = self.edges.edges.min(wanted.edges.edges);
+        let budgets = self.max_huge_pages.into_iter().chain(wanted.max_huge_pages);
+        Self {
+            edges: EdgePolicy { edges, ..self.edges },
+            max_huge_pages: budgets.reduce(Budget::and),
+            ..self.clone()
+        }
     }
 
     /// Returns whether text stays on base pages, because of the kill switch or because no backing is wanted.

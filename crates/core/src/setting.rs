@@ -61,6 +61,8 @@ pub enum At {
     Attach,
     /// A key of the agent's rules.
     Rule,
+    /// An annotation of a pod, which [narrows](Settings::narrowed_by) what its rule allows.
+    Pod,
 }
 
 /// A group of options.
@@ -147,6 +149,7 @@ macro_rules! settings {
 }
 
 const EVERYWHERE: &[At] = &[At::Launch, At::Attach, At::Rule];
+const PODS_TOO: &[At] = &[At::Launch, At::Attach, At::Rule, At::Pod];
 const PROGRAMS: &[At] = &[At::Launch, At::Attach];
 
 settings! {
@@ -175,7 +178,7 @@ settings! {
     "edges": |to, said| to.edges.edges = said.value()?.parse()?,
         takes: Takes::Value("EDGES"),
         words: &["conservative", "pad", "aggressive"],
-        at: EVERYWHERE,
+        at: PODS_TOO,
         help: "Whether the first and last part of the text, which fill no huge page, become huge: conservative (no), pad \
             (if they hold enough text, and the rest of the huge page is free or read-only data of the same file, which \
             becomes executable), or aggressive (also where they hold little text) [default: conservative]";
@@ -234,7 +237,7 @@ settings! {
         );
     "max-huge-pages": |to, said| to.max_huge_pages = Some(said.value()?.parse()?),
         takes: Takes::Value("NUM|auto"),
-        at: EVERYWHERE,
+        at: PODS_TOO,
         group: Group::AfterStart,
         help: "Take at most this number of huge pages, the hottest first; auto takes as many as pay off by a model of \
             the instruction TLB. The program runs on base pages and is sampled first, for the time of --settle \
