@@ -103,10 +103,15 @@ fn a_thread_with_fewer_rights_is_never_scheduled_first() {
     ];
     for front in fronts {
         let path = if front == ["env"] { &owned } else { &path };
-        let held = started_as(front, path, "fork");
-        for _ in 0..10 {
+        let mut held = started_as(front, path, "fork");
+        // On a busy machine many stops pass before the program's own threads get to look.
+        for round in 1..=ROUNDS {
             ctl(["attach", "-q", &held.pid().to_string()]);
             ctl(["revert", "-q", &held.pid().to_string()]);
+            let has_seen = held.has_said("forked") || !cfg!(target_arch = "x86_64");
+            if round >= 10 && has_seen {
+                break;
+            }
         }
         let seen = end(held);
         assert!(seen.stops > 0, "{front:?}: it was never seen stopped");
