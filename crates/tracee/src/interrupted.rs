@@ -120,9 +120,10 @@ pub(crate) fn timeout(memory: &Memory, number: i64, args: &[u64; 6]) -> Option<D
         // The timeout of a socket is an option of the socket.
         _ => return None,
     };
-    // struct timespec.
+    // struct timespec. Another thread may have changed it since the kernel checked it, as `timespec64_valid` does.
     let [seconds, nanos] = memory.words(RemoteAddr::new(at)).ok()?;
-    Some(Duration::new(seconds, u32::try_from(nanos).ok()?))
+    let nanos = u32::try_from(nanos).ok().filter(|&nanos| nanos < 1_000_000_000)?;
+    Some(Duration::new(seconds, nanos))
 }
 
 /// Returns the result with which a call that [repeats with its timeout](Effect::RepeatsWithTimeout) ends after its timeout.
@@ -293,4 +294,28 @@ pub(crate) fn name(number: i64) -> Option<&'static str> {
         (c::SYS_futex, "futex"),
     ];
     NAMES.iter().find(|(known, _)| *known == number).map(|(_, name)| *name)
+}
+
+#[cfg(test)]
+mod tests {
+    use tiexec_sys::procfs::ProcDir;
+
+    use super::*;
+
+    /// The timeout of an epoll_pwait2(2) of this process, by its `struct timespec`.
+    fn of(timespec: [u64; 2]) -> Option<Duration> {
+        let this = ProcDir::this_process().expect("/proc");
+        let memory = Memory::open(&this).expect("its memory");
+        let at = timespec.as_ptr().addr() as u64;
+        timeout(&memory, c::SYS_epoll_pwait2, &[0, 0, 0, at, 0, 0])
+    }
+
+    #[test]
+    fn a_time_that_is_none_has_no_timeout() {
+        assert_eq!(of([3, 500_000_000]), Some(Duration::from_millis(3500)));
+        assert_eq!(of([u64::MAX, 999_999_999]), Some(Duration::MAX));
+        for nanos in [1_000_000_000, u64::from(u32::MAX), u64::MAX] {
+            assert_eq!(of([u64::MAX, nanos]), None, "{nanos}");
+        }
+    }
 }
