@@ -181,22 +181,38 @@ impl Running {
 
     /// Takes in what the work has said. Returns whether it has ended, or takes too long.
     pub(crate) fn is_over(&mut self) -> bool {
-        while self.told.outcome.is_none() {
-            let ended = || Err(Failure::new(FailureKind::HelperDied, "its tracer ended"));
-            match self.work.hear() {
-                Heard::Message(Said::Note(program)) => self.told.program = Some(program),
-                Heard::Message(Said::Answer(outcome)) => self.told.outcome = Some(Ok(outcome)),
-                Heard::Nothing if Instant::now() < self.until => return false,
-                Heard::Nothing => self.told.outcome = Some(Err(workers::unfinished(LONGEST))),
-                Heard::End => self.told.outcome = Some(ended()),
-            }
+        let has_ended = self.hear();
+        if self.told.outcome.is_none() {
+            let failure = if has_ended {
+                Failure::new(FailureKind::HelperDied, "its tracer ended")
+            } else if Instant::now() >= self.until {
+                workers::unfinished(LONGEST)
+            } else {
+                return false;
+            };
+            self.told.outcome = Some(Err(failure));
         }
         true
     }
 
-    /// Ends the work. Returns what is known about it.
+    /// Takes in the messages of the work. Returns whether it has ended.
+    fn hear(&mut self) -> bool {
+        loop {
+            match self.work.hear() {
+                Heard::Message(Said::Note(program)) => self.told.program = Some(program),
+                Heard::Message(Said::Answer(outcome)) => self.told.outcome = Some(Ok(outcome)),
+                Heard::Nothing => return false,
+                Heard::End => return true,
+            }
+        }
+    }
+
+    /// Ends the work. Returns everything that is known about it.
     pub(crate) fn end(mut self) -> Told {
         self.is_over();
+        self.work.stop();
+        // The work may have begun to change the process just before its end.
+        self.hear();
         self.told
     }
 }

@@ -290,7 +290,8 @@ impl Agent<'_> {
                 if failure.is_some() && !facts.counts_for_all() {
                     self.refused.insert(facts.whose(), Instant::now());
                 }
-                let why = failure.map_or_else(|| "it was stopped".to_owned(), |it| it.to_string());
+                let why = failure
+                    .map_or_else(|| "the agent ended the work".to_owned(), |it| it.to_string());
                 self.say(Level::Warning, &format!("cannot {} {what}: {why}", action.as_str()));
                 self.again(pid, false);
                 return;

@@ -19,7 +19,7 @@ use super::{Pool, become_user_to_trace, end};
 /// A message of work on one process.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Said<N, T> {
-    /// What the parent must know even if the work does not end.
+    /// A fact that the parent must know even if the work does not end.
     Note(N),
     /// The answer, with which the work ends.
     Answer(T),
@@ -121,6 +121,16 @@ where
             Err(NoMessage::Failed(failure)) => failure,
         };
         end(tracer.pid, SOON);
+        // The words that the tracer had sent before its end count.
+        while let Ok(said) = tracer.messages.next() {
+            match said {
+                Said::Note(note) => noted(*pid, note),
+                Said::Answer(answer) => {
+                    answers.push(answer);
+                    return Ok(());
+                }
+            }
+        }
         return Err(failure);
     }
     let ended = process::wait_until(tracer.pid, Instant::now() + SOON)
@@ -161,14 +171,16 @@ impl Tracer {
     pub(super) fn fork(work: impl FnOnce(&UnixStream)) -> Result<Self, Failure> {
         let (from, to) =
             UnixStream::pair().map_err(SysError::of("socketpair")).map_err(Failure::unstarted)?;
+        let messages =
+            Messages::new(from).map_err(SysError::of("fcntl")).map_err(Failure::unstarted)?;
         let mut output = Output::new().map_err(Failure::unstarted)?;
         match process::fork_single_threaded(Role::Tracer).map_err(Failure::unstarted)? {
             Fork::Parent(pid) => {
                 output.listen();
-                Ok(Self { pid, messages: Messages::new(from), output })
+                Ok(Self { pid, messages, output })
             }
             Fork::Child => {
-                drop(from);
+                drop(messages);
                 let _unchanged = process::end_with_parent(Signal::KILL);
                 if output.take_over().is_err() {
                     std::process::exit(1);
@@ -186,17 +198,14 @@ impl Tracer {
     /// `NotYet`: there was none in time. `Failed`: also `fork_failed`, this process cannot wait.
     fn next<T: DeserializeOwned>(&mut self, left: &mut Duration) -> Result<T, NoMessage> {
         loop {
-            if let Some(message) = self.messages.take()? {
-                return Ok(message);
-            }
-            let is_readable = self.output.until(&self.messages.from, left);
-            let is_readable = is_readable.map_err(Failure::of(FailureKind::ForkFailed));
-            if !is_readable.map_err(NoMessage::Failed)? {
-                return Err(NoMessage::NotYet);
-            }
             match self.messages.next() {
                 Err(NoMessage::NotYet) => {}
                 done => return done,
+            }
+            let is_readable = self.output.until(&self.messages, left);
+            let is_readable = is_readable.map_err(Failure::of(FailureKind::ForkFailed));
+            if !is_readable.map_err(NoMessage::Failed)? {
+                return Err(NoMessage::NotYet);
             }
         }
     }

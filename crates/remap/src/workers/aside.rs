@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tiexec_core::skip::FailureKind;
 use tiexec_sys::SysError;
 use tiexec_tracee::Failure;
 
@@ -21,6 +20,8 @@ use super::messages::{self, NoMessage};
 #[derive(Debug)]
 pub struct Aside<T> {
     tracer: Tracer,
+    /// True once the tracer was ended. Its number may be another process's then.
+    is_stopped: bool,
     of: PhantomData<T>,
 }
 
@@ -38,7 +39,7 @@ impl<T: Serialize> Sender<'_, T> {
     }
 }
 
-/// What [`Aside`] has to say at one moment.
+/// The news of [`Aside`] at one moment.
 #[derive(Debug)]
 pub enum Heard<T> {
     /// A message.
@@ -73,8 +74,7 @@ impl<T: Serialize + DeserializeOwned> Aside<T> {
                 let _it_ends = catch_unwind(AssertUnwindSafe(|| work(sender)));
             }
         })?;
-        tracer.messages.from.set_nonblocking(true).map_err(Failure::of(FailureKind::ForkFailed))?;
-        Ok(Self { tracer, of: PhantomData })
+        Ok(Self { tracer, is_stopped: false, of: PhantomData })
     }
 
     /// Returns the next message, if there is one. Never blocks.
@@ -87,15 +87,24 @@ impl<T: Serialize + DeserializeOwned> Aside<T> {
     }
 }
 
+impl<T> Aside<T> {
+    /// Ends the work. The messages that it had sent can still be [heard](Self::hear).
+    pub fn stop(&mut self) {
+        if !std::mem::replace(&mut self.is_stopped, true) {
+            end(self.tracer.pid, Duration::from_millis(100));
+        }
+    }
+}
+
 impl<T> AsFd for Aside<T> {
     /// Readable when there may be a message, and when there is nothing more.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.tracer.messages.from.as_fd()
+        self.tracer.messages.as_fd()
     }
 }
 
 impl<T> Drop for Aside<T> {
     fn drop(&mut self) {
-        end(self.tracer.pid, Duration::from_millis(100));
+        self.stop();
     }
 }

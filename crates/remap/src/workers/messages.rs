@@ -3,6 +3,7 @@
 //! Each message is a frame: its length in bytes (four bytes, the lowest first), and the value as JSON.
 
 use std::io::{Error, ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 
 use serde::Serialize;
@@ -29,11 +30,11 @@ pub(super) fn send(mut to: &UnixStream, message: &impl Serialize) -> std::io::Re
 /// The receiving end of the socket, and the bytes of a message that has not arrived whole.
 #[derive(Debug)]
 pub(super) struct Messages {
-    pub(super) from: UnixStream,
+    from: UnixStream,
     received: Vec<u8>,
 }
 
-/// The reason why there is no message.
+/// The reason for the absence of a message.
 #[derive(Debug)]
 pub(super) enum NoMessage {
     /// None has arrived.
@@ -45,32 +46,39 @@ pub(super) enum NoMessage {
 }
 
 impl Messages {
-    pub(super) fn new(from: UnixStream) -> Self {
-        Self { from, received: Vec::new() }
-    }
-
-    /// Returns the next message if it has arrived. Reads the socket once, which blocks if the socket does.
+    /// Takes the receiving end, which never blocks from now on.
     ///
     /// # Errors
-    /// The reason why there is none.
+    /// As fcntl(2); no case is known.
+    pub(super) fn new(from: UnixStream) -> std::io::Result<Self> {
+        from.set_nonblocking(true)?;
+        Ok(Self { from, received: Vec::new() })
+    }
+
+    /// Returns the next message if it has arrived. Never blocks.
+    ///
+    /// # Errors
+    /// The reason for its absence.
     pub(super) fn next<T: DeserializeOwned>(&mut self) -> Result<T, NoMessage> {
-        if let Some(message) = self.take()? {
-            return Ok(message);
-        }
         let mut buffer = [0; 16 << 10];
-        match self.from.read(&mut buffer) {
-            Ok(0) => return Err(NoMessage::Ended),
-            Ok(count) => self.received.extend(&buffer[..count]),
-            Err(error) => match error.kind() {
-                ErrorKind::Interrupted | ErrorKind::WouldBlock => {}
-                _ => return Err(NoMessage::Failed(unreadable(error))),
-            },
+        loop {
+            if let Some(message) = self.take()? {
+                return Ok(message);
+            }
+            match self.from.read(&mut buffer) {
+                Ok(0) => return Err(NoMessage::Ended),
+                Ok(count) => self.received.extend(&buffer[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return Err(NoMessage::NotYet);
+                }
+                Err(error) => return Err(NoMessage::Failed(unreadable(error))),
+            }
         }
-        self.take()?.ok_or(NoMessage::NotYet)
     }
 
     /// Takes a message from the bytes received so far.
-    pub(super) fn take<T: DeserializeOwned>(&mut self) -> Result<Option<T>, NoMessage> {
+    fn take<T: DeserializeOwned>(&mut self) -> Result<Option<T>, NoMessage> {
         let Some(head) = self.received.first_chunk::<HEAD>() else { return Ok(None) };
         let len = u32::from_le_bytes(*head) as usize;
         if len > LONGEST {
@@ -80,6 +88,13 @@ impl Messages {
         let message = serde_json::from_slice(text).map_err(unreadable).map_err(NoMessage::Failed);
         self.received.drain(..HEAD + len);
         message.map(Some)
+    }
+}
+
+impl AsFd for Messages {
+    /// Readable when there may be a message, and when there is nothing more.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.from.as_fd()
     }
 }
 
@@ -93,8 +108,7 @@ mod tests {
 
     fn pair() -> (UnixStream, Messages) {
         let (to, from) = UnixStream::pair().expect("a socket");
-        from.set_nonblocking(true).expect("a socket");
-        (to, Messages::new(from))
+        (to, Messages::new(from).expect("a socket"))
     }
 
     #[test]
@@ -108,13 +122,7 @@ mod tests {
         drop(to);
         assert_eq!(messages.next::<String>().expect("the first"), "one");
         assert_eq!(messages.next::<String>().expect("the second"), "");
-        let third = loop {
-            match messages.next::<String>() {
-                Err(NoMessage::NotYet) => {}
-                other => break other.expect("the third"),
-            }
-        };
-        assert_eq!(third, long);
+        assert_eq!(messages.next::<String>().expect("the third"), long);
         assert!(matches!(messages.next::<String>(), Err(NoMessage::Ended)));
     }
 
