@@ -26,7 +26,7 @@ fn xfs() {
         support::warm::cache_small(&copy);
         assert_eq!(huge(&copy), 0);
         assert_eq!(assert_warms(&copy), bytes);
-        // What the kernel has reclaimed since is read again.
+        // This reads the pages again that the kernel has reclaimed since.
         let _pinned = Pinned::huge(&copy);
         let held = Run::new(&copy, ["0"]).plain().hold();
         assert!(held.coverage().is_full());
@@ -108,7 +108,7 @@ fn overlayfs_has_the_page_cache_of_what_is_below() {
         let above = point.join("hold-dynamicnopie-6");
         assert_eq!(huge(&above), 0);
         assert_warmed(&warm(&["--json"], &[&above]), &below);
-        // What the kernel has reclaimed since is read again.
+        // This reads the pages again that the kernel has reclaimed since.
         let _pinned = Pinned::huge(&below);
         assert!(huge(&above) > 0);
         assert_eq!(huge(&below), huge(&above));

@@ -110,7 +110,7 @@ fn a_plain_exec_of_a_warm_file_has_huge_text_and_fewer_faults() {
     assert_eq!(before.huge, 0, "{before:?}");
     drop(pinned);
     let bytes = assert_warms(&copy);
-    // What the kernel has reclaimed since is read again.
+    // This reads the pages again that the kernel has reclaimed since.
     let _pinned = Pinned::huge(&copy);
     let (after, faults_after) = run();
     assert!(after.is_full() && after.huge == bytes, "{after:?}, {bytes}");

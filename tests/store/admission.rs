@@ -178,7 +178,7 @@ fn a_library_that_not_all_may_read_is_not_shareable() {
         support::install(file, &copy, 0o755);
         copy
     });
-    // What is in huge folios needs no image.
+    // Text in huge folios needs no image.
     let _pinned = copies.each_ref().map(|copy| Pinned::small(copy));
     let [program, _] = copies;
     support::chmod(&home, 0o700);

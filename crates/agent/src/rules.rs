@@ -480,7 +480,7 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
     }
     let mut settings = Settings::default();
     for (key, value) in table {
-        if !Setting::of(&key).is_some_and(|setting| setting.at.contains(&At::Rule)) {
+        if !Setting::is_at(At::Rule, &key) {
             unknown.push(key);
             continue;
         }

@@ -62,8 +62,8 @@ impl<P> SettingOptions<P> {
 
     /// Returns those that another command has, too.
     pub fn at<Q: Place>(&self) -> SettingOptions<Q> {
-        let has = |key| Setting::at(Q::AT).any(|setting| setting.key == key);
-        SettingOptions::of(self.said.iter().filter(|(key, _)| has(*key)).cloned().collect())
+        let has = |(key, _): &&(&str, _)| Setting::is_at(Q::AT, key);
+        SettingOptions::of(self.said.iter().filter(has).cloned().collect())
     }
 
     /// Returns whether there is an option for this setting.
@@ -91,7 +91,7 @@ fn option(setting: &'static Setting, place: At) -> Arg {
     let Setting { key, short, takes, group, help, help_for_attach, not_with, only_with, .. } =
         *setting;
     let help = help_for_attach.filter(|_| place == At::Attach).unwrap_or(help);
-    let has = |other: &&&str| Setting::at(place).any(|setting| setting.key == **other);
+    let has = |other: &&&str| Setting::is_at(place, other);
     let arg = Arg::new(key)
         .long(key)
         .help(help)

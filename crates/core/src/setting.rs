@@ -1,4 +1,4 @@
-//! The table of all settings: what each is called, where it may be said, and what it changes.
+//! The table of all settings, each with its name, the places that may say it, and its effect.
 //!
 //! A setting comes from four sources, the weakest first: its default, the configuration file, `TIEXEC=key=value,…`, and
 //! an option. Rules of the agent have settings, too. A value replaces that of a weaker source; a flag stays set; a list
@@ -19,11 +19,11 @@ pub struct Setting {
     pub key: &'static str,
     /// The letter of its short option.
     pub short: Option<char>,
-    /// What it takes.
+    /// The value that it takes.
     pub takes: Takes,
     /// The words that its value may be, for completions; there may be others.
     pub words: &'static [&'static str],
-    /// Where it may be said, besides `TIEXEC=` and the configuration file.
+    /// The places that may say it, besides `TIEXEC=` and the configuration file.
     pub at: &'static [At],
     /// The group of its option in the help.
     pub group: Group,
@@ -37,7 +37,7 @@ pub struct Setting {
     pub only_with: Option<&'static str>,
 }
 
-/// What a setting takes.
+/// The value that a setting takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Takes {
     /// Yes or no; as an option nothing.
@@ -68,13 +68,13 @@ pub enum At {
 /// A group of options.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Group {
-    /// The text, and its huge pages.
+    /// Options for the text and its huge pages.
     Memory,
-    /// What follows the start.
+    /// Options for the time after the start.
     AfterStart,
-    /// What happens if something fails.
+    /// Options for failures.
     Failures,
-    /// What is printed.
+    /// Options for the output.
     Output,
 }
 
@@ -98,13 +98,18 @@ impl Setting {
         SETTINGS.iter().find(|setting| setting.key == key)
     }
 
+    /// Returns whether there is a setting of this name that may be said there.
+    pub fn is_at(place: At, key: &str) -> bool {
+        Self::of(key).is_some_and(|setting| setting.at.contains(&place))
+    }
+
     /// Returns the settings that may be said there.
     pub fn at(place: At) -> impl Iterator<Item = &'static Self> {
         SETTINGS.iter().filter(move |setting| setting.at.contains(&place))
     }
 }
 
-/// What a source says: a value, or `None` for a key alone.
+/// The value that a source gives to a key; `None` for a key alone.
 #[derive(Clone, Copy, Debug)]
 struct Said<'a>(Option<&'a str>);
 

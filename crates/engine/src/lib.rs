@@ -6,7 +6,7 @@
 //! - [`policy`]: what the settings want done with a program's text.
 //! - [`settings`]: the settings that no option gives.
 //! - [`output`]: how files and streams are written, for the crates that print.
-//! - [`watch`]: what all have in common that look at a process more than once.
+//! - [`watch`]: the parts that all watchers share.
 //! - [`follow`]: a program's descendants, and what they map later.
 //! - [`sampling`] and [`hottest`]: where a program executes, and its hottest huge pages only.
 //! - [`identity`]: the program that a process runs, to notice another one in its place.

@@ -216,7 +216,7 @@ pub fn start_time(process: &ProcDir) -> Option<u64> {
 pub struct Treated {
     /// The work on its text.
     pub attached: Attached,
-    /// What the kernel shows afterwards.
+    /// The report on what the kernel shows afterwards.
     pub report: Report,
 }
 

@@ -146,7 +146,7 @@ pub fn warm(options: &[&str], files: &[&Path]) -> Warm {
     Warm::of(command(options, files).output().expect("tiexecctl"))
 }
 
-/// What a command did to the page cache.
+/// The changes that a command made to the page cache.
 pub struct Watched {
     /// The lengths of the parts of files that it evicted, in bytes.
     pub evicted: Vec<u64>,
@@ -207,7 +207,7 @@ pub fn assert_reported_warm(report: &Value, file: &Path) -> u64 {
 /// Asserts that this many bytes of the file's text are huge now, except those that the kernel has reclaimed.
 pub fn assert_huge(file: &Path, bytes: u64) {
     let huge = huge(file);
-    // What was reclaimed stays so while no process reads the file. So it is counted last.
+    // A reclaimed page stays so while no process reads the file, so these are counted last.
     let reclaimed = 4096 * reclaimed_pages(file);
     let sum = huge + reclaimed.next_multiple_of(super::pmd_size());
     assert!(huge <= bytes && bytes <= sum, "{huge} of {bytes} are huge, {reclaimed} reclaimed");

@@ -1,5 +1,5 @@
-//! What all have in common that look at a process more than once: the companion of a launch, `--settle`, `--follow`,
-//! `--max-huge-pages`, `--wait-exec`, the agent, and libtiexec.
+//! The parts that all watchers share. A watcher looks at a process more than once: the companion of a launch, `--settle`,
+//! `--follow`, `--max-huge-pages`, `--wait-exec`, the agent, and libtiexec.
 //!
 //! ```text
 //!   due ──► look ──► outcome ──► next due
@@ -9,7 +9,7 @@
 //! - `pauses`: the pause until the next look.
 //! - `look`: one look at a process, by its own user if need be, and its outcome.
 //! - `retry`: the failures after which a process is tried again.
-//! - `copies`: what is remembered about a program, to notice that somebody reverts it.
+//! - `copies`: the program in which copies were seen, to notice that somebody reverts it.
 
 mod copies;
 mod look;

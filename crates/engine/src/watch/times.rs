@@ -1,6 +1,6 @@
-//! All times of those who look at a process more than once.
+//! All times of the watchers.
 //!
-//! | who looks | pauses between looks | until |
+//! | watcher | pauses between looks | until |
 //! |---|---|---|
 //! | the companion, in a program's start | [`PROGRAM`] | [`SETTLED`] after text appeared, at most [`LONGEST_START`] |
 //! | `--settle`, `--follow`, with records | a look [`QUIET`] after the program maps something | the time of `--settle`, at least [`BEGINNING`] with `--follow` |
