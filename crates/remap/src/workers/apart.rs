@@ -122,7 +122,7 @@ where
         };
         end(tracer.pid, SOON);
         // The words that the tracer had sent before its end count.
-        while let Ok(said) = tracer.messages.next() {
+        while let Ok(said) = tracer.hear() {
             match said {
                 Said::Note(note) => noted(*pid, note),
                 Said::Answer(answer) => {
@@ -191,6 +191,17 @@ impl Tracer {
         }
     }
 
+    /// Returns the next message if it has arrived, and passes on all output that the tracer had written before it.
+    ///
+    /// # Errors
+    /// As [`Messages::next`].
+    fn hear<T: DeserializeOwned>(&mut self) -> Result<T, NoMessage> {
+        let next = self.messages.next();
+        // The output of the tracer is in the pipes before its message is on the socket.
+        self.output.pass_on();
+        next
+    }
+
     /// Waits for the next message for the time that is `left`, and takes the time of this wait from it. Time in which nobody
     /// reads the tracer's output does not count.
     ///
@@ -198,7 +209,7 @@ impl Tracer {
     /// `NotYet`: there was none in time. `Failed`: also `fork_failed`, this process cannot wait.
     fn next<T: DeserializeOwned>(&mut self, left: &mut Duration) -> Result<T, NoMessage> {
         loop {
-            match self.messages.next() {
+            match self.hear() {
                 Err(NoMessage::NotYet) => {}
                 done => return done,
             }

@@ -114,7 +114,8 @@ impl Output {
         }
     }
 
-    fn pass_on(&mut self) {
+    /// Passes on the output that the tracer has written so far. Does not wait for more.
+    pub(super) fn pass_on(&mut self) {
         self.0.retain(|(stream, read, _)| {
             let mut buffer = [0; 16 << 10];
             loop {
