@@ -523,6 +523,9 @@ fn describe(itlb: &Itlb) -> String {
     };
     text +=
         &itlb.name.map_or_else(|| format!(" ({source})"), |name| format!(" ({name}, {source})"));
+    if let Some(table) = &itlb.otherwise {
+        text += &format!("; by its model the second level has {}", level(table));
+    }
     text + &itlb.hidden.map_or(String::new(), |hidden| format!("; {hidden}"))
 }
 

@@ -37,6 +37,9 @@ pub(super) fn from_cpuid(leaves: &CpuidLeaves) -> Itlb {
             name: known.map(|part| part.name),
             source: Source::Cpuid,
             hidden,
+            otherwise: known.and_then(|part| part.itlb().second).filter(|table| {
+                levels.second.is_some_and(|said| differ_much(said.entries().0, table.entries().0))
+            }),
             first: levels.first,
             second: levels.second,
             second_holds_data: levels.second_holds_data,
@@ -44,6 +47,11 @@ pub(super) fn from_cpuid(leaves: &CpuidLeaves) -> Itlb {
         (None, Some(part)) => Itlb { hidden, ..part.itlb() },
         (None, None) => Itlb { hidden, ..Itlb::USUAL },
     }
+}
+
+/// Returns whether one of the numbers is more than twice the other.
+const fn differ_much(one: u32, other: u32) -> bool {
+    one > other.saturating_mul(2) || other > one.saturating_mul(2)
 }
 
 const HIDDEN_BY_HYPERVISOR: &str =
@@ -120,6 +128,10 @@ fn descriptors(leaf: Registers) -> Option<Levels> {
     (base > 0).then_some(Levels { first, second, second_holds_data: true })
 }
 
+/// The family of Zen 5, from which on leaf 0x8000_0006 counts in multiples of 32. Bit 14 of EAX in leaf 0x8000_0021 says so
+/// too, but hypervisors mask it (Linux commit 228200f, "Fix Zen5 TLB sizes reporting").
+const COUNTS_BY_32: u32 = 0x1a;
+
 /// Reads AMD's leaves. Since Zen, one array holds all page sizes, and both fields give its whole size.
 fn amd(leaves: &CpuidLeaves, family: u32) -> Option<Levels> {
     let level = |huge: u32, base: u32| {
@@ -129,7 +141,9 @@ fn amd(leaves: &CpuidLeaves, family: u32) -> Option<Levels> {
     let first = leaves.amd_first;
     let (base, huge) = (first.ebx & 0xff, first.eax & 0xff);
     // The number has 12 bits. The four bits above give the associativity, which is 0 if the level does not exist.
-    let entries = |register: u32| if register >> 12 & 0xf == 0 { 0 } else { register & 0xfff };
+    let unit = if family >= COUNTS_BY_32 { 32 } else { 1 };
+    let entries =
+        |register: u32| if register >> 12 & 0xf == 0 { 0 } else { (register & 0xfff) * unit };
     let second = leaves.amd_second;
     let (base2, huge2) = (entries(second.ebx), entries(second.eax));
     (base > 0).then(|| Levels {
@@ -212,22 +226,26 @@ mod tests {
         assert!(itlb.second_holds_data);
     }
 
-    #[test]
-    fn zen_has_one_array_of_each_level() {
+    fn amd(signature: u32) -> CpuidLeaves {
         let text = |text: &[u8; 4]| u32::from_le_bytes(*text);
-        let leaves = CpuidLeaves {
+        CpuidLeaves {
             vendor: Registers {
                 eax: 0x10,
                 ebx: text(b"Auth"),
                 edx: text(b"enti"),
                 ecx: text(b"cAMD"),
             },
-            // Family 19h, model 1: Milan.
-            version: Registers { eax: 0x00a0_0f11, ..Registers::default() },
+            version: Registers { eax: signature, ..Registers::default() },
             amd_first: Registers { eax: 0xff40_ff40, ebx: 0xff40_ff40, ..Registers::default() },
             amd_second: Registers { eax: 0x5800_2200, ebx: 0x6800_4200, ..Registers::default() },
             ..CpuidLeaves::default()
-        };
+        }
+    }
+
+    #[test]
+    fn zen_has_one_array_of_each_level() {
+        // Family 19h, model 1: Milan.
+        let leaves = amd(0x00a0_0f11);
         assert_eq!(leaves.family_and_model().0, 0x19);
         let itlb = from_cpuid(&leaves);
         assert_eq!(itlb.first, Level::Shared(64));
@@ -238,6 +256,27 @@ mod tests {
             ..leaves
         };
         assert_eq!(from_cpuid(&silent).source, Source::Table);
+    }
+
+    #[test]
+    fn zen_5_counts_its_second_level_by_32() {
+        // Family 1Ah, model 2: Turin.
+        let mut leaves = amd(0x00b0_0f21);
+        leaves.amd_second = Registers { eax: 0x4040, ebx: 0x4040, ..Registers::default() };
+        let itlb = from_cpuid(&leaves);
+        assert_eq!((itlb.name, itlb.source), (Some("Zen 5"), Source::Cpuid));
+        assert_eq!((itlb.second, itlb.otherwise), (Some(Level::Shared(2048)), None));
+    }
+
+    #[test]
+    fn a_table_that_knows_a_quite_different_size_is_named() {
+        let mut leaves = amd(0x00a0_0f11);
+        leaves.amd_second = Registers { eax: 0x4040, ebx: 0x4040, ..Registers::default() };
+        let itlb = from_cpuid(&leaves);
+        assert_eq!((itlb.second, itlb.otherwise), (Some(Level::Shared(64)), Some(Level::Shared(512))));
+        // Twice as many are another model of the same design.
+        leaves.amd_second = Registers { eax: 0x4400, ebx: 0x4400, ..Registers::default() };
+        assert_eq!(from_cpuid(&leaves).otherwise, None);
     }
 
     #[test]

@@ -22,6 +22,7 @@ impl Part {
             name: Some(self.name),
             source: Source::Table,
             hidden: None,
+            otherwise: None,
             first: self.first,
             second: self.second,
             second_holds_data: self.second_holds_data,

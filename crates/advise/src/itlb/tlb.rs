@@ -48,6 +48,10 @@ pub struct Itlb {
     pub source: Source,
     /// The facts that the processor hides, and why.
     pub hidden: Option<&'static str>,
+    /// The second level as the table of known processors has it, if the processor reports less than half or more than twice
+    /// as many entries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub otherwise: Option<Level>,
     /// The first level.
     pub first: Level,
     /// The second level.
@@ -62,6 +66,7 @@ impl Itlb {
         name: None,
         source: Source::Assumed,
         hidden: None,
+        otherwise: None,
         first: Level::Split { base: 64, huge: 8 },
         second: Some(Level::Shared(1024)),
         second_holds_data: true,
