@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use super::ATTACKER;
-use support::attaching::{assert_switched, ctl_behind, started};
+use support::attaching::{assert_switched, ctl_behind, is_switched, started, wait_call};
 use support::child::tool;
 use support::store::{names, own_run, tmpfs};
 use support::{Done, Held, Kind, Public, Random, Run, installed, is_root, program, require};
@@ -148,6 +148,27 @@ fn where_nothing_can_be_made_it_works_all_the_same() {
     assert!(busy.err().contains("busy"), "{busy}");
     own.finish().assert_code(7);
     attacker.finish().assert_code(7);
+}
+
+/// The companion or the agent may look at a process at any moment. An operator's command does not fail because of that.
+#[test]
+fn a_command_waits_until_another_tiexec_has_done_its_work() {
+    require!(can(), "another user needs root, setpriv, flock, unshare, nsenter");
+    let place = place();
+    let hold = place.public.add(&program("hold", Kind::DynamicNoPie), "hold", 0o755);
+    let held = Run::new(&hold, ["7"]).plain().hold();
+    let pid = held.pid().to_string();
+    attach(&[], held.pid()).assert_code(0).assert_silent();
+    for command in [["revert", "-q", "--", &pid], ["attach", "-q", "--backing=image", &pid]] {
+        let other = std::fs::File::create(lock_of(held.pid())).expect("root's own directory");
+        other.lock().expect("nobody else has it");
+        let tool = started(&[], support::tiexecctl(), command);
+        wait_call(tool.pid(), &libc::SYS_clock_nanosleep.to_string());
+        drop(other);
+        tool.finish().assert_code(0).assert_silent();
+        assert_eq!(is_switched(held.pid()), command[0] == "attach");
+    }
+    held.finish().assert_code(7);
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! One process to work on: TiExec locks it, makes an order for it, and treats it once.
 
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use tiexec_core::config::Settings;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::stat;
 use tiexec_core::report::Report;
-use tiexec_core::skip::FailureKind;
+use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{
     AttachOrder, Attached, PrivateCopies, Reverted, attach, attach_here, collapse_jit, revert,
@@ -24,9 +25,11 @@ use tiexec_tracee::target::Target;
 
 use crate::journal::Record;
 use crate::policy::{policy, unsupported};
+use crate::watch::times;
 
 /// How long staging may take: the process runs meanwhile.
 const STAGING: Duration = Duration::from_secs(30);
+
 /// The search for a thread that takes a stop well.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Search {
@@ -76,6 +79,27 @@ impl LockedTarget {
     /// As [`open`](Self::open).
     pub fn open_with(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
         Self::open_as_seen(pid, pool).map_err(|failure| Target::cause_at_first_look(pid, failure))
+    }
+
+    /// As [`open_with`](Self::open_with), for work that somebody has asked for now: if another TiExec works on the
+    /// process, waits for it, at most [`times::OTHERS_WORK`]. (The companion and the agent look at the process at any
+    /// moment, most often for some milliseconds.)
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_in_turn(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
+        let end = Instant::now() + times::OTHERS_WORK;
+        let mut pauses = times::TURN.begin();
+        loop {
+            match Self::open_with(pid, pool) {
+                Err(Failure { reason: Reason::Failed(FailureKind::Busy), .. })
+                    if Instant::now() < end =>
+                {
+                    sleep(pauses.take());
+                }
+                opened => return opened,
+            }
+        }
     }
 
     fn open_as_seen(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {

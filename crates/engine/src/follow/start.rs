@@ -125,7 +125,9 @@ impl<'a> StartWatch<'a> {
                 return;
             }
             self.see_copies();
-            if is_over || has_worked(self.program) || self.copies.were_seen(self.program) {
+            let begins = !is_traced(self.program)
+                && (has_worked(self.program) || self.copies.were_seen(self.program));
+            if is_over || begins {
                 match self.look(is_over) {
                     Outcome::Unseen | Outcome::Nothing => {}
                     Outcome::Copied | Outcome::Text => (changed, has_text) = (now, true),
@@ -232,6 +234,13 @@ impl<'a> StartWatch<'a> {
             detail: report.detail.clone(),
         })
     }
+}
+
+/// Returns whether somebody traces the program. The launch's helper does so until the program begins: a look before that
+/// would plan for maps that the helper changes.
+fn is_traced(program: Pid) -> bool {
+    let status = ProcDir::of(program).and_then(|process| process.status());
+    status.is_ok_and(|status| status.tracer_pid != 0)
 }
 
 /// Returns the parts of the file's text that could be huge and are not.

@@ -11,6 +11,7 @@
 //! | the agent, after any other obstacle | [`LATER`] | the process ends |
 //! | the agent, at huge page cache | [`KEEP`] | the process ends |
 //! | libtiexec, `TIEXEC=settle=TIME` | [`LIBRARY`] | that time |
+//! | an operator's attach or revert, while another TiExec is at work | [`TURN`] | [`OTHERS_WORK`] |
 //!
 //! A watch begins its pauses again when the program has executed another one, or has mapped more. An obstacle
 //! [may pass](super::may_pass) or not.
@@ -32,6 +33,11 @@ pub const LIBRARY: Pauses =
     Pauses { first: Duration::from_millis(100), longest: Duration::from_secs(2) };
 /// Between two tries of a program that was sampled.
 pub const HOTTEST: Pauses = Pauses::of(Duration::from_millis(500));
+/// Between two tries to be the only TiExec at work on a process, for at most [`OTHERS_WORK`].
+pub const TURN: Pauses =
+    Pauses { first: Duration::from_millis(5), longest: Duration::from_millis(50) };
+/// How long an operator's attach or revert waits for another TiExec that is at work on the process.
+pub const OTHERS_WORK: Duration = Duration::from_secs(2);
 /// Between two looks at a service's main process.
 pub const MAIN_PROCESS: Duration = Duration::from_millis(20);
 /// Between two searches of `/proc` for it.

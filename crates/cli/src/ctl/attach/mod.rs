@@ -255,7 +255,7 @@ fn attach_one(
         };
         return Some(failed("attach to", pid, &Failure::new(SkipReason::Disabled, by)));
     }
-    let mut locked = match LockedTarget::open_with(pid, pool) {
+    let mut locked = match LockedTarget::open_in_turn(pid, pool) {
         Ok(locked) => locked,
         Err(failure) => return Some(failed_of("attach to", pid, &failure, &options.targets)),
     };
@@ -401,7 +401,7 @@ pub(crate) fn line(locked: &LockedTarget, treated: &Treated) -> String {
 
 /// Reverts one process. Returns the exit status; `None` if its turn comes again.
 fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool, turn: Turn) -> Option<u8> {
-    let mut locked = match LockedTarget::open_with(pid, pool) {
+    let mut locked = match LockedTarget::open_in_turn(pid, pool) {
         Ok(locked) => locked,
         Err(failure) => return Some(failed_of("revert", pid, &failure, &options.targets)),
     };
