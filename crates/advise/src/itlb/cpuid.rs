@@ -273,7 +273,10 @@ mod tests {
         let mut leaves = amd(0x00a0_0f11);
         leaves.amd_second = Registers { eax: 0x4040, ebx: 0x4040, ..Registers::default() };
         let itlb = from_cpuid(&leaves);
-        assert_eq!((itlb.second, itlb.otherwise), (Some(Level::Shared(64)), Some(Level::Shared(512))));
+        assert_eq!(
+            (itlb.second, itlb.otherwise),
+            (Some(Level::Shared(64)), Some(Level::Shared(512)))
+        );
         // Twice as many are another model of the same design.
         leaves.amd_second = Registers { eax: 0x4400, ebx: 0x4400, ..Registers::default() };
         assert_eq!(from_cpuid(&leaves).otherwise, None);
