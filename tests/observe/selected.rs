@@ -1,9 +1,12 @@
 //! `inspect`, `doctor` and `advise` accept the selectors of `attach`: lists, `--exe` and `--unit`. `inspect` prints the
 //! sum.
 
+use std::process::{Command, Stdio};
+
 use serde_json::Value;
 
 use support::attaching::{ctl, held, small};
+use support::child::eventually;
 use support::{Done, Kind, Run, is_root, require};
 
 fn lines(done: &Done) -> Vec<Value> {
@@ -64,6 +67,46 @@ fn lists_and_every_process_that_runs_a_file() {
     let gone = ended.pid().to_string();
     ended.finish();
     ctl(["inspect", &gone, &pids[0]]).assert_code(3);
+    for held in all {
+        held.finish().assert_code(7);
+    }
+}
+
+/// The service's process ends while the first report waits for the reader.
+#[test]
+fn a_process_that_ends_meanwhile_is_skipped() {
+    let copy = small("hold", Kind::DynamicNoPie);
+    let mut all = vec![held(&copy), held(&copy), held(&copy)];
+    all.sort_by_key(|held| held.pid());
+    let pids: Vec<String> = all.iter().map(|held| held.pid().to_string()).collect();
+    let exe = copy.path().to_string_lossy().into_owned();
+    for selected in [vec!["--exe", &exe], pids.iter().map(String::as_str).collect()] {
+        let (mut reader, mut writer) = std::io::pipe().expect("a pipe");
+        let size = rustix::pipe::fcntl_setpipe_size(&writer, 4096).expect("a smaller pipe");
+        std::io::Write::write_all(&mut writer, &vec![b' '; size]).expect("room");
+        let mut tool = Command::new(support::tiexecctl());
+        tool.args(["inspect", "--json"]).args(&selected).stdout(writer).stderr(Stdio::piped());
+        let child = tool.spawn().expect("tiexecctl");
+        // The command has the pipe open, too.
+        drop(tool);
+        eventually("tiexecctl waits for its reader", || {
+            let call = std::fs::read_to_string(format!("/proc/{}/syscall", child.id()));
+            call.is_ok_and(|call| call.starts_with(&format!("{} 0x1 ", libc::SYS_write)))
+        });
+        if let Some(last) = (all.len() == 3).then(|| all.pop()).flatten() {
+            last.finish().assert_code(7);
+        }
+        let mut told = String::new();
+        std::io::Read::read_to_string(&mut reader, &mut told).expect("its output");
+        let done = child.wait_with_output().expect("tiexecctl");
+        let err = String::from_utf8_lossy(&done.stderr).into_owned();
+        let sums: Value = serde_json::from_str(told.lines().last().expect("lines")).expect("JSON");
+        assert_eq!(sums["processes"], 2, "{told}");
+        // A process that the user has named is an error.
+        let named = selected.len() == 3;
+        assert_eq!(done.status.code(), Some(if named { 3 } else { 0 }), "{err}");
+        assert_eq!(err.lines().count(), usize::from(named), "{err}");
+    }
     for held in all {
         held.finish().assert_code(7);
     }

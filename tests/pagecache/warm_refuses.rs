@@ -39,6 +39,14 @@ fn a_file_that_running_processes_use() {
     let resident = support::smaps::status_field(held.pid(), "RssFile");
     let left = evicts_nothing(&command(&["--json"], &[&copy]));
     assert_left(&left, 1, "in_use", "; fix: stop what uses it, tiexecctl warm ");
+    let user = format!(": process {} has it mapped; fix: ", held.pid());
+    assert!(left.err.contains(&user), "{}", left.err);
+    let all: Vec<_> = (0..4).map(|_| Run::new(&copy, ["7"]).plain().hold()).collect();
+    let left = evicts_nothing(&command(&["--json"], &[&copy]));
+    assert!(left.err.contains(" and 2 more have it mapped; fix: "), "{}", left.err);
+    for other in all {
+        other.finish().assert_code(7);
+    }
     assert_eq!(support::smaps::status_field(held.pid(), "RssFile"), resident);
     held.finish().assert_code(7);
     assert_warms(&copy);

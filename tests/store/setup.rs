@@ -53,6 +53,11 @@ fn setup_mounts_once() {
     refused.assert_code(1);
     assert!(refused.err().contains("there is more in it"), "{refused}");
     assert_eq!(size(&mounted().expect("mounted")), 200 << 10);
+    // The new size is larger than the machine's memory.
+    let refused = ctl(["setup", "--size=99999T"]);
+    refused.assert_code(1);
+    assert!(refused.err().contains(" MiB of memory; fix: leave out --size"), "{refused}");
+    assert_eq!(size(&mounted().expect("mounted")), 200 << 10);
     let options = mounted().expect("mounted");
     assert!(options.contains("nosuid") && options.contains("nodev"), "{options}");
 }

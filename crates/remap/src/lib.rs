@@ -35,6 +35,7 @@ pub mod switch;
 pub mod systemd_units;
 mod target_file;
 pub mod trusted_directory;
+mod users;
 pub mod warm;
 pub mod workers;
 

@@ -18,6 +18,7 @@ use tiexec_sys::{Errno, SysError};
 use tiexec_tracee::Failure;
 
 use crate::pagecache::{ChunkState, bring, huge_pages, map, state, total, unmapped, unseen};
+use crate::users;
 
 /// How much of a file's text is in huge folios that a mapping of the text can map by PMD entries.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -192,9 +193,8 @@ impl Evictor<'_> {
         if let Err(obstacle) = self.may_evict(chunk) {
             return Ok(Err(obstacle));
         }
-        if self.is_in_use(chunk)? {
-            let detail = "running processes have it mapped";
-            return Ok(Err(Failure::new(FailureKind::InUse, detail)));
+        if let Some(users) = self.users(chunk)? {
+            return Ok(Err(Failure::new(FailureKind::InUse, format!("{users} it mapped"))));
         }
         let mut tries = 0;
         loop {
@@ -266,14 +266,15 @@ impl Evictor<'_> {
         Ok(())
     }
 
-    /// Returns whether another process has a page of the chunk mapped.
-    fn is_in_use(&self, chunk: &Range<u64>) -> Result<bool, Failure> {
+    /// Returns, in words, who else has a page of the chunk mapped; `None` if nobody has.
+    fn users(&self, chunk: &Range<u64>) -> Result<Option<String>, Failure> {
         let mapping = map(self.file, chunk, self.pages)?;
         mapping.advise_random().map_err(unmapped)?;
         for cached in mapping.cached_parts(chunk, self.pages.base).map_err(unseen)? {
             let _unreadable = mapping.populate(&cached);
         }
-        mapping.is_mapped_elsewhere(chunk, self.pages.base).map_err(unseen)
+        let is_mapped = mapping.is_mapped_elsewhere(chunk, self.pages.base).map_err(unseen)?;
+        Ok(is_mapped.then(|| users::in_words(&mapping, chunk)))
     }
 
     fn came_back_small(&self) -> Failure {

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_remount, unmount};
+use tiexec_core::addr::mib;
 use tiexec_core::escape::AsShown;
 use tiexec_core::value::parse_bytes;
 use tiexec_sys::{Errno, thp};
@@ -125,6 +126,9 @@ fn flags() -> MountFlags {
 /// it.
 pub fn setup(size: Option<Size>) -> Result<Done, SetupError> {
     let path = Path::new(SYSTEM);
+    if let Some(size) = size {
+        check(size)?;
+    }
     make(path)?;
     let unfit = |why| SetupError { doing: format!("use {SYSTEM}"), why, denied: false };
     let place = system_place().map_err(|failure| unfit(failure.detail))?;
@@ -150,6 +154,19 @@ pub fn setup(size: Option<Size>) -> Result<Done, SetupError> {
         }),
         Err(errno) => Err(SetupError::new(format_args!("remount {SYSTEM}"), errno.into())),
     }
+}
+
+/// Checks that the machine has memory for a full store of this size.
+fn check(size: Size) -> Result<(), SetupError> {
+    let (wanted, memory) = (size.bytes(), total_memory());
+    if wanted <= memory {
+        return Ok(());
+    }
+    let (doing, why) = (
+        format!("give {SYSTEM} {} MiB", mib(wanted)),
+        format!("the machine has {} MiB of memory; fix: leave out --size (10%)", mib(memory)),
+    );
+    Err(SetupError { doing, why, denied: false })
 }
 
 /// Removes all images from the system's store and unmounts it. Returns whether it was mounted. Processes that map

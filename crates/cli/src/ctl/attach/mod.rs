@@ -190,7 +190,7 @@ pub(crate) fn selected(targets: &Targets) -> Result<Vec<Pid>, u8> {
 }
 
 /// Returns whether the user named the processes by their IDs.
-fn named(targets: &Targets) -> bool {
+pub(crate) fn named(targets: &Targets) -> bool {
     !targets.pids.is_empty()
 }
 
