@@ -6,6 +6,7 @@ mod crashes;
 mod killed;
 mod load;
 mod rules;
+mod seen;
 mod shares;
 mod state;
 mod told;

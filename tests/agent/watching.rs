@@ -1,10 +1,10 @@
 //! The agent learns about programs and rules in several ways, and logs its work.
 
-use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 
 use support::attaching::switched;
-use support::child::{eventually, patience};
+use support::child::eventually;
+use support::journal;
 use support::machine::Groups;
 use support::{Held, Kind, Run, is_root, program, require, tiexecd};
 
@@ -194,16 +194,12 @@ fn a_crash_is_an_error_in_the_journal() {
     let files = Files::new();
     let bad = files.program("crasher", 6, "a/bad");
     files.attach_below("a", "a");
-    std::fs::create_dir_all("/run/systemd/journal").expect("a directory of the test's own /run");
-    let log = UnixDatagram::bind("/run/systemd/journal/socket").expect("a socket");
-    log.set_read_timeout(Some(patience(std::time::Duration::from_secs(20)))).expect("a time");
+    let log = journal::listen();
     let agent = files.agent();
     let crashed = Run::new(&bad, [""; 0]).plain().hold();
     crashed.finish().assert_signal(libc::SIGSEGV);
     let record = loop {
-        let mut buffer = [0; 4096];
-        let len = log.recv(&mut buffer).expect("a record of the crash");
-        let record = String::from_utf8_lossy(&buffer[..len]).into_owned();
+        let record = journal::record(&log);
         if record.contains("TIEXEC_ACTION=crash") {
             break record;
         }

@@ -1,34 +1,24 @@
 //! If staged text exceeds a limit, TiExec reaches the limit and is charged, and the program continues unchanged.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use support::attaching::{
     Before, assert_switched, assert_untouched, attach, attach_run, is_switched, json, ok, revert,
     small, started, switched,
 };
-use support::machine::{FELT, Groups, Machine, is_throwaway, memory_controller};
+use support::machine::{
+    FELT, Groups, Machine, inside, is_throwaway, memory_controller, shared_memory,
+};
 use support::{
     Done, Kind, Public, Run, installed, is_root, pmd_size, program_big, require, require_of_machine,
 };
 
 const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 
-/// Runs the command as a member of the cgroup.
-fn inside(group: &Path, run: Run) -> Run {
-    run.behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()))
-}
-
 /// Two memory cgroups and the name of the limit's file.
 fn groups(cgroups: &mut Groups) -> Option<([PathBuf; 2], &'static str)> {
     let (parent, limit) = memory_controller()?;
     Some(([cgroups.group(&parent)?, cgroups.group(&parent)?], limit))
-}
-
-/// Bytes of shared memory that the cgroup has been charged for.
-fn shared_memory(group: &Path) -> u64 {
-    let stat = std::fs::read_to_string(group.join("memory.stat")).expect("its counters");
-    let shmem = stat.lines().find_map(|line| line.strip_prefix("shmem ")?.trim().parse().ok());
-    shmem.expect("the kernel counts shared memory")
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod registers;
 mod requeue;
 mod residue;
 mod seccomp;
+mod seen;
 mod segment32;
 mod servers;
 mod spinning;

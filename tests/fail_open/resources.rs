@@ -2,7 +2,7 @@
 //! says why its text is on base pages. `filters.rs` has seccomp and ptrace.
 
 use support::machine::{
-    FELT, Groups, Machine, hugetlb_controller, is_throwaway, memory_controller, quiet,
+    FELT, Groups, Machine, hugetlb_controller, inside, is_throwaway, memory_controller, quiet,
 };
 use support::{
     Coverage, Done, Kind, Prep, Public, Run, is_root, pmd_size, program, program_big, require,
@@ -184,22 +184,18 @@ fn a_memory_cgroup_without_headroom() {
     let group = cgroups.group(&parent);
     require!(group.is_some(), "no cgroup can be made");
     let group = group.expect("just checked");
-    let inside = |run: Run| {
-        run.behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()))
-    };
     std::fs::write(group.join(limit), (40 << 20).to_string()).expect("a limit");
-    assert_fails_open(&inside(hold()), &["memcg_headroom"]);
+    assert_fails_open(&inside(&group, hold()), &["memcg_headroom"]);
     // The limit of an ancestor counts too.
     let below = group.join("below");
     std::fs::create_dir(&below).expect("a cgroup");
-    let run = hold().behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", below.display()));
     if below.join(limit).exists() {
-        assert_fails_open(&run, &["memcg_headroom"]);
+        assert_fails_open(&inside(&below, hold()), &["memcg_headroom"]);
     }
     support::child::eventually("the inner group is empty", || std::fs::remove_dir(&below).is_ok());
     // With room below the limit, the program is treated.
     std::fs::write(group.join(limit), (400 << 20).to_string()).expect("a limit");
-    assert_covered(&inside(hold()));
+    assert_covered(&inside(&group, hold()));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use support::attaching::{attach, attach_run, ctl, ok, revert, switched};
 use support::child::state;
-use support::machine::{Groups, memory_controller};
+use support::machine::{Groups, inside, memory_controller, shared_memory};
 use support::smaps::children;
 use support::{Kind, Public, Run, installed, is_root, program, require};
 
@@ -116,17 +116,6 @@ fn the_user_kills_what_works_for_it() {
             assert!(matches!(done.status.code(), Some(0 | 1 | 3)), "{done}");
         }
     });
-}
-
-/// Runs the command as a member of the cgroup.
-fn inside(group: &Path, run: Run) -> Run {
-    run.behind_sh(&format!("echo $$ >{}/cgroup.procs; exec \"$@\"", group.display()))
-}
-
-fn shared_memory(group: &Path) -> u64 {
-    let stat = std::fs::read_to_string(group.join("memory.stat")).expect("its counters");
-    let shmem = stat.lines().find_map(|line| line.strip_prefix("shmem ")?.trim().parse().ok());
-    shmem.expect("the kernel counts shared memory")
 }
 
 #[test]

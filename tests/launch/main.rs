@@ -15,6 +15,7 @@ mod helper_killed;
 mod images_any_elf;
 mod real_programs;
 mod report_and_dry_run;
+mod seen;
 mod settle;
 mod start;
 mod streams_and_strays;

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use super::follow::{MARK, companion};
 use support::attaching::{ctl_named, revert, switched};
-use support::child::{self, Held, eventually, soon};
+use support::child::{Held, eventually, soon};
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios, keep_small};
+use support::journal;
 use support::pty::Pty;
 use support::smaps::{Vma, children, vmas};
+use support::store::names;
 use support::{
     Fresh, Kind, Pinned, Prep, Run, busy_java, installed, is_root, program, require, warm,
 };
@@ -54,21 +56,10 @@ fn end(mut held: Held) {
     held.finish().assert_code(7).assert_silent();
 }
 
-/// Listens at the journal's socket, in this test's own `/run`.
-fn journal() -> UnixDatagram {
-    support::store::own_run();
-    std::fs::create_dir_all("/run/systemd/journal").expect("a directory in a /run of its own");
-    let journal = UnixDatagram::bind("/run/systemd/journal/socket").expect("a socket");
-    journal.set_read_timeout(Some(child::patience(Duration::from_secs(60)))).expect("a time limit");
-    journal
-}
-
 /// Waits for the line about text that is left on base pages.
 fn line_of(journal: &UnixDatagram) -> String {
-    let mut record = [0; 4096];
     loop {
-        let len = journal.recv(&mut record).expect("a record");
-        let text = String::from_utf8_lossy(&record[..len]).into_owned();
+        let text = journal::record(journal);
         if text.contains("TIEXEC_ACTION=start") {
             let line = text.lines().find_map(|line| line.strip_prefix("MESSAGE="));
             return line.expect("a message").to_owned();
@@ -147,7 +138,7 @@ fn text_that_is_left_and_what_makes_it_huge() {
     require!(is_root(), "a journal in a /run of its own needs root");
     let dir = warm::directory();
     require!(warm::has_large_folios(dir.path()), "this file system has no large folios");
-    let journal = journal();
+    let journal = journal::listen();
     // The library exceeds the limit of copies for one start.
     let library = library(dir.path(), 70);
     // TiExec writes the line once a day for each program.
@@ -178,7 +169,7 @@ fn the_line_comes_to_a_terminal_once_a_day_and_to_no_pipe() {
     require!(is_root(), "a journal in a /run of its own needs root");
     let dir = tempfile::tempdir().expect("a directory");
     let library = library(dir.path(), 70);
-    let journal = journal();
+    let journal = journal::listen();
     let mut pty = Pty::new();
     let run = loads(&library).prep(Prep::Terminal).same_group();
     let tty = pty.slave_fd();
@@ -188,6 +179,7 @@ fn the_line_comes_to_a_terminal_once_a_day_and_to_no_pipe() {
     let words: Vec<&str> = seen.split_whitespace().collect();
     assert!(words.join(" ").contains("MiB text stay on base pages: "), "{seen}");
     assert!(line_of(&journal).contains("tiexecctl attach"));
+    assert_eq!(names("/run/tiexec/told").len(), 1, "a note of the day");
     pty.type_keys("\n");
     held.finish().assert_code(7);
     // The next start on that day, and a start whose standard error is a pipe, are silent.

@@ -8,3 +8,4 @@ mod hardened;
 mod interface;
 mod library;
 mod preload;
+mod seen;

@@ -15,6 +15,7 @@ pub mod edges;
 pub mod extent;
 pub mod first_output;
 pub mod fresh;
+pub mod journal;
 pub mod launch;
 pub mod machine;
 pub mod objects;

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::launch::Run;
+
 thread_local! {
     /// True if the test on this thread holds the machine.
     static HELD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
@@ -260,6 +262,18 @@ pub fn memory_controller() -> Option<(PathBuf, &'static str)> {
     }
     let v1 = unified.join("memory");
     v1.join("memory.limit_in_bytes").exists().then_some((v1, "memory.limit_in_bytes"))
+}
+
+/// Runs the command as a member of the cgroup.
+pub fn inside(group: &Path, run: Run) -> Run {
+    run.behind_sh(&format!("echo $$ >'{}'/cgroup.procs; exec \"$@\"", group.display()))
+}
+
+/// Bytes of shared memory that the memory cgroup has been charged for.
+pub fn shared_memory(group: &Path) -> u64 {
+    let stat = std::fs::read_to_string(group.join("memory.stat")).expect("its counters");
+    let shmem = stat.lines().find_map(|line| line.strip_prefix("shmem ")?.trim().parse().ok());
+    shmem.expect("the kernel counts shared memory")
 }
 
 /// Makes a cgroup whose members can be frozen. Returns the group, the file that freezes it and the file that shows its

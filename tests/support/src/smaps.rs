@@ -182,6 +182,14 @@ pub fn status_field(pid: i32, key: &str) -> Option<String> {
     text.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':').map(|v| v.trim().to_owned()))
 }
 
+/// One number of `/proc/PID/stat`, by its place in proc_pid_stat(5), which counts from 1.
+pub fn stat_field(pid: i32, place: usize) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a live process");
+    let after_name = stat.rsplit_once(") ").expect("a name in brackets").1;
+    let field = after_name.split(' ').nth(place - 3).expect("a field");
+    field.parse().unwrap_or_else(|error| panic!("{error}: field {place} of {stat}"))
+}
+
 /// Returns the first child that a process has within that time. For a launch this is the helper, if the program starts
 /// no child.
 pub fn first_child(pid: i32, within: std::time::Duration) -> Option<i32> {
