@@ -13,10 +13,10 @@ mod k8s;
 mod licences;
 #[cfg(test)]
 mod messages;
+#[cfg(test)]
+mod promises;
 mod release;
 mod sbom;
-#[cfg(test)]
-mod security;
 mod vm;
 
 use std::fs;
