@@ -4,7 +4,7 @@
 use support::child::{eventually, soon};
 use support::require;
 use support::systemd::{DEBIANS, NEEDS, Systemd, can_boot};
-use support::{Kind, install, program};
+use support::{Kind, install, program, program_big};
 
 /// The line of the manual and of the guide.
 const ATTACH: &str = "ExecStartPost=-+/usr/bin/tiexecctl attach --unit %n --quiet --wait-exec";
@@ -89,4 +89,31 @@ fn a_service_without_a_process() {
     // A manual call behaves the same: the answer is in the journal, and the exit status is 0.
     systemd.ctl(["attach", "--wait-exec", "999999"]).assert_code(0).assert_silent();
     systemd.ctl(["attach", "--wait-exec", "nonsense"]).assert_code(2);
+}
+
+/// systemd may delay a timer by a minute, unless the timer says otherwise.
+#[test]
+fn a_revert_after_a_time_is_not_delayed() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    install(&program_big("hold", Kind::StaticNoPie, 6), &systemd.path("/opt/hold"), 0o755);
+    let unit = "[Service]\nExecStart=/bin/sh -c 'mkfifo /run/pipe; exec /opt/hold 0<>/run/pipe'\n";
+    systemd.write_unit("/etc/systemd/system/held.service", unit);
+    systemd.start("held.service");
+    eventually("its program runs", || {
+        systemd.processes("held.service").iter().any(|exe| exe == "/opt/hold")
+    });
+    let list = || {
+        let list = ["list-units", "--type=timer", "--all", "--plain", "--no-legend", "run-*"];
+        systemd.systemctl(list).out()
+    };
+    let attach = ["attach", "--backing=image", "--unit=held"];
+    systemd.ctl(attach.iter().chain(&["--for=1h"])).assert_code(0);
+    let timers = list();
+    let timer = timers.split_whitespace().next().expect("a timer");
+    assert_eq!(systemd.property(timer, "AccuracyUSec"), "100ms", "{timers}");
+    assert!(systemd.huge("held.service") > 0);
+    systemd.systemctl(["stop", timer]).assert_code(0);
+    systemd.ctl(attach.iter().chain(&["--for=1s"])).assert_code(0);
+    eventually("it is reverted", || systemd.huge("held.service") == 0);
 }

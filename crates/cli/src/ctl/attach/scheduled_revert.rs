@@ -24,6 +24,8 @@ pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io
     if Path::new("/run/systemd/system").is_dir() {
         let timer = programs::command("systemd-run", Environment::OfUser)
             .args(["--quiet", "--collect", "--on-active", &format!("{}ms", time.as_millis())])
+            // By default systemd may delay a timer for a minute (systemd.timer(5)).
+            .arg("--timer-property=AccuracySec=100ms")
             .args(["--description", &format!("TiExec: revert process {pid}"), "--"])
             .arg(&own)
             .args(revert)
