@@ -1,4 +1,7 @@
 //! One record per switch, in the journal or the system log: who did what to which process.
+//!
+//! If root is the sender, the journal adds the unit of `OBJECT_PID` (systemd.journal-fields(7)), so that `journalctl -u UNIT`
+//! shows the record among the lines of the process's own unit.
 
 use std::os::unix::net::UnixDatagram;
 
@@ -43,7 +46,7 @@ impl Record<'_> {
             "{action} by uid {uid}: pid {pid} {exe} build-id {build_id}: {bytes} bytes, {result}"
         );
         let fields = format!(
-            "MESSAGE={message}\nPRIORITY=6\nSYSLOG_IDENTIFIER=tiexec\nTIEXEC_ACTION={action}\n\
+            "MESSAGE={message}\nPRIORITY=6\nSYSLOG_IDENTIFIER=tiexec\nOBJECT_PID={pid}\nTIEXEC_ACTION={action}\n\
              TIEXEC_PID={pid}\nTIEXEC_EXE={exe}\nTIEXEC_BUILD_ID={build_id}\nTIEXEC_BYTES={bytes}\n\
              TIEXEC_RESULT={result}\nTIEXEC_UID={uid}\n"
         );
@@ -56,7 +59,7 @@ pub fn note(message: &str, pid: Pid) {
     let Some(listener) = Listener::find() else { return };
     let pid = pid.as_raw_nonzero();
     let fields = format!(
-        "MESSAGE={message}\nPRIORITY=6\nSYSLOG_IDENTIFIER=tiexec\nTIEXEC_ACTION=start\nTIEXEC_PID={pid}\n"
+        "MESSAGE={message}\nPRIORITY=6\nSYSLOG_IDENTIFIER=tiexec\nOBJECT_PID={pid}\nTIEXEC_ACTION=start\nTIEXEC_PID={pid}\n"
     );
     listener.send(&fields, message);
 }
