@@ -23,11 +23,12 @@ HOST = $(shell PATH='$(PATH)' rustc -vV | sed -n 's/^host: //p')
 # each start; only x86-64 is known to build well without. --target keeps these flags away from proc-macros.
 STATIC = -C target-feature=+crt-static $(if $(filter x86_64-%,$(HOST)),-C relocation-model=static)
 
-SOURCES := $(shell find Cargo.toml Cargo.lock crates xtask docs/man -type f 2>/dev/null)
+SOURCES := $(shell find Cargo.toml Cargo.lock crates xtask docs/man systemd -type f 2>/dev/null)
 
 BINDIR = $(DESTDIR)$(PREFIX)/bin
 SHAREDIR = $(DESTDIR)$(PREFIX)/share
 UNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/system
+USERUNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/user
 LIBDIR = $(DESTDIR)$(PREFIX)/lib
 INCLUDEDIR = $(DESTDIR)$(PREFIX)/include
 
@@ -135,7 +136,7 @@ $(DIST)/man $(DIST)/completions: $(SOURCES)
 	mv $@.new $@
 
 install: all
-	install -d $(BINDIR) $(LIBDIR)/pkgconfig $(INCLUDEDIR) $(UNITDIR) $(UNITDIR)-preset $(SHAREDIR)/man/man1 $(SHAREDIR)/man/man3 $(SHAREDIR)/man/man5 $(SHAREDIR)/man/man8 $(SHAREDIR)/doc/tiexec \
+	install -d $(BINDIR) $(LIBDIR)/pkgconfig $(INCLUDEDIR) $(UNITDIR) $(UNITDIR)-preset $(USERUNITDIR) $(SHAREDIR)/man/man1 $(SHAREDIR)/man/man3 $(SHAREDIR)/man/man5 $(SHAREDIR)/man/man8 $(SHAREDIR)/doc/tiexec \
 		$(SHAREDIR)/bash-completion/completions $(SHAREDIR)/zsh/site-functions $(SHAREDIR)/fish/vendor_completions.d
 	install -m 755 $(addprefix $(DIST)/,$(PROGRAMS)) $(BINDIR)
 	install -m 644 $(DIST)/lib/libtiexec.so.1 $(DIST)/lib/libtiexec.a $(LIBDIR)
@@ -147,8 +148,11 @@ install: all
 	install -m 644 $(DIST)/man/tiexec_self.3 $(SHAREDIR)/man/man3
 	install -m 644 $(DIST)/man/tiexec.conf.5 $(SHAREDIR)/man/man5
 	install -m 644 $(DIST)/man/tiexecctl.8 $(DIST)/man/tiexecd.8 $(SHAREDIR)/man/man8
-	sed 's,/usr/bin/tiexecd,$(PREFIX)/bin/tiexecd,' systemd/tiexecd.service >$(UNITDIR)/tiexecd.service
-	chmod 644 $(UNITDIR)/tiexecd.service
+	for unit in system/tiexecd system/tiexec@ user/tiexec@; do \
+		installed=$(DESTDIR)$(PREFIX)/lib/systemd/$$unit.service && \
+		sed 's,/usr/bin/tiexec,$(PREFIX)/bin/tiexec,' systemd/$${unit#system/}.service >$$installed && \
+		chmod 644 $$installed || exit; \
+	done
 	install -m 644 systemd/80-tiexec.preset $(UNITDIR)-preset
 	for program in $(PROGRAMS); do \
 		install -m 644 $(DIST)/completions/$$program.bash $(SHAREDIR)/bash-completion/completions/$$program && \
@@ -165,7 +169,8 @@ uninstall:
 	rm -f $(LIBDIR)/libtiexec.so $(LIBDIR)/libtiexec.so.1 $(LIBDIR)/libtiexec.a $(LIBDIR)/pkgconfig/tiexec.pc \
 		$(INCLUDEDIR)/tiexec.h $(SHAREDIR)/man/man3/tiexec_self.3
 	rm -f $(SHAREDIR)/man/man1/tiexec.1 $(SHAREDIR)/man/man5/tiexec.conf.5 $(SHAREDIR)/man/man8/tiexecctl.8 \
-		$(SHAREDIR)/man/man8/tiexecd.8 $(UNITDIR)/tiexecd.service $(UNITDIR)-preset/80-tiexec.preset
+		$(SHAREDIR)/man/man8/tiexecd.8 $(UNITDIR)/tiexecd.service $(UNITDIR)/tiexec@.service $(USERUNITDIR)/tiexec@.service \
+		$(UNITDIR)-preset/80-tiexec.preset
 	rm -rf $(SHAREDIR)/doc/tiexec
 
 clean:

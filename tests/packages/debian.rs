@@ -4,11 +4,12 @@
 use support::require;
 use support::systemd::{self, Systemd, can_boot};
 
-use crate::admin::{self, DROP_IN, RULE, STATE, STORE};
+use crate::admin::{self, LINK, OPTIONS, RULE, STATE, STORE};
 use crate::{NEEDS, bring, dpkg, packages, read, write};
 
 const AGENT: &str = "tiexecd.service";
 const NGINX: &str = "nginx.service";
+const UNITS: &str = "/etc/systemd/system";
 const CONFFILE: &str = "/etc/apt/apt.conf.d/80tiexec";
 
 /// Boots a systemd with the older or the newer version of the package.
@@ -51,7 +52,7 @@ fn an_upgrade_and_the_way_back() {
         assert!(systemd.ctl(["quarantine"]).assert_code(0).out().contains("/x"));
     }
     systemd.systemctl(["restart", NGINX]).assert_code(0);
-    assert!(systemd.huge(NGINX) > 0, "{}", systemd.notes());
+    admin::becomes_huge(&systemd);
 }
 
 #[test]
@@ -65,13 +66,14 @@ fn remove_stops_the_agent_only() {
     assert!(!systemd.path("/usr/bin/tiexecctl").exists());
     assert_eq!(systemd.run(["sh", "-c", "pidof tiexecd"]).out(), "");
     assert_eq!(before, (admin::made(&systemd), systemd.property(NGINX, "MainPID")));
-    // The drop-in runs a command that does not exist any more.
+    // The service wants a unit that does not exist any more.
     systemd.systemctl(["restart", NGINX]).assert_code(0);
+    systemd.systemctl(["is-system-running"]).assert_code(0);
     // After a new installation everything is as before.
     dpkg(&systemd, "--install", &bring(&systemd, &packages().expect("packages").newer.deb));
     assert_eq!(systemd.property(AGENT, "UnitFileState"), "enabled");
     systemd.systemctl(["restart", NGINX]).assert_code(0);
-    assert!(systemd.huge(NGINX) > 0, "{}", systemd.notes());
+    admin::becomes_huge(&systemd);
 }
 
 #[test]
@@ -83,20 +85,24 @@ fn purge_takes_away_what_is_ours() {
     );
     let systemd = with_package(true);
     admin::works(&systemd);
-    // The test has a unit with a backslash in its name, a drop-in in a runtime directory, a drop-in that is edited now,
-    // and one that is edited later.
+    // The test has a unit with a backslash in its name, a link in a runtime directory, a template, a unit that warms, and
+    // files of the administrator beside those of TiExec.
     let odd = r"odd\x2dname.service";
-    write(&systemd, &format!("/etc/systemd/system/{odd}"), "[Service]\nExecStart=/bin/sleep inf\n");
+    for file in [odd, "late@.service"] {
+        write(&systemd, &format!("{UNITS}/{file}"), "[Service]\nExecStart=/bin/sleep inf\n");
+    }
     systemd.systemctl(["daemon-reload"]).assert_code(0);
-    systemd.ctl(["enable", odd, "redis-server"]).assert_code(0);
+    systemd.ctl(["enable", odd, "late@"]).assert_code(0);
+    systemd.ctl(["enable", "--warm", "redis-server"]).assert_code(0);
     systemd.ctl(["enable", "--runtime", "mariadb"]).assert_code(0);
-    let edit = |unit: &str| {
-        let path = format!("/etc/systemd/system/{unit}.d/50-tiexec.conf");
-        let text = read(&systemd, &path).expect("a drop-in") + "# own\n";
-        write(&systemd, &path, &text);
-        path
-    };
-    let edited = edit("redis-server.service");
+    let kept = [
+        "tiexec@nginx.service.d/own.conf",
+        "tiexec-own@.service",
+        "nginx.service.wants/other.service",
+        "nginx.service.d/50-tiexec.conf",
+    ]
+    .map(|name| format!("{UNITS}/{name}"));
+    kept.iter().for_each(|path| write(&systemd, path, "[Service]\n"));
     let unit = systemd.ctl(["store", "setup", "--unit"]).out();
     write(&systemd, "/etc/systemd/system/run-tiexec-images.mount", &unit);
     systemd.systemctl(["enable", "run-tiexec-images.mount"]).assert_code(0);
@@ -104,10 +110,14 @@ fn purge_takes_away_what_is_ours() {
     dpkg(&systemd, "--purge", "tiexec");
     assert_eq!(systemd.property(NGINX, "MainPID"), main);
     for gone in [
-        DROP_IN,
-        "/etc/systemd/system/nginx.service.d",
-        &format!("/etc/systemd/system/{odd}.d"),
-        "/run/systemd/system/mariadb.service.d",
+        LINK,
+        OPTIONS,
+        &format!("{UNITS}/{odd}.wants"),
+        &format!("{UNITS}/late@.service.wants"),
+        &format!("{UNITS}/tiexec-late@.service"),
+        &format!("{UNITS}/redis-server.service.wants"),
+        &format!("{UNITS}/tiexec_warm@redis-server.service"),
+        "/run/systemd/system/mariadb.service.wants",
         "/etc/systemd/system/run-tiexec-images.mount",
         "/etc/systemd/system/local-fs.target.wants/run-tiexec-images.mount",
         "/etc/systemd/system/multi-user.target.wants/tiexecd.service",
@@ -124,58 +134,75 @@ fn purge_takes_away_what_is_ours() {
     let mounts = systemd.run(["cat", "/proc/1/mountinfo"]).out();
     assert!(!mounts.contains(STORE), "{mounts}");
     // The administrator has written or edited these.
-    for kept in [RULE, &edited] {
+    for kept in kept.iter().map(String::as_str).chain([RULE]) {
         assert!(systemd.path(kept).exists(), "{kept}");
     }
     for unit in [NGINX, "redis-server.service"] {
         systemd.systemctl(["restart", unit]).assert_code(0);
     }
-    assert!(!systemd.property(NGINX, "ExecStartPost").contains("tiexecctl"));
+    assert!(!systemd.property(NGINX, "Wants").contains("tiexec"));
 }
 
-/// At a purge long after the removal, only the notes from the removal show which drop-ins are ours.
+/// `tiexecctl` is gone at a purge long after the removal.
 #[test]
 fn purge_after_remove() {
     require!(can(), "{NEEDS}; {}, nginx", systemd::NEEDS);
     let systemd = with_package(true);
-    systemd.ctl(["enable", "nginx", "redis-server"]).assert_code(0);
+    systemd.ctl(["enable", "nginx", "--", "--edges=pad"]).assert_code(0);
     dpkg(&systemd, "--remove", "tiexec");
-    let redis = "/etc/systemd/system/redis-server.service.d/50-tiexec.conf";
-    let text = read(&systemd, redis).expect("a drop-in") + "# own\n";
-    write(&systemd, redis, &text);
+    assert!(systemd.path(LINK).symlink_metadata().is_ok());
     dpkg(&systemd, "--purge", "tiexec");
-    assert!(!systemd.path(DROP_IN).exists());
-    assert_eq!(read(&systemd, redis).as_deref(), Some(&*text));
-    assert!(!systemd.path("/var/lib/tiexec").exists());
+    for gone in [LINK, OPTIONS, "/var/lib/tiexec"] {
+        assert!(systemd.path(gone).symlink_metadata().is_err(), "{gone}");
+    }
 }
 
-/// Somebody has put links and a forged list into the state of the agent. The hooks, which run as root, neither write through
-/// the links nor remove what the list names elsewhere.
+/// The installation takes over what an earlier version has enabled by a drop-in, unless somebody has edited it.
+#[test]
+fn drop_ins_of_an_earlier_version() {
+    require!(can(), "{NEEDS}; {}, nginx", systemd::NEEDS);
+    let systemd = Systemd::boot_for_packages();
+    let drop_in = format!("{UNITS}/nginx.service.d/50-tiexec.conf");
+    let edited = format!("{UNITS}/cron.service.d/50-tiexec.conf");
+    write(&systemd, &drop_in, EARLIER);
+    write(&systemd, &edited, &(EARLIER.to_owned() + "# own\n"));
+    let deb = &packages().expect("packages").newer.deb;
+    let done = dpkg(&systemd, "--install", &bring(&systemd, deb));
+    assert!(
+        done.err().contains(&format!("cannot replace {edited}: it was edited by hand")),
+        "{done}"
+    );
+    assert!(!systemd.path(&drop_in).exists() && systemd.path(&edited).exists());
+    // `/lib` is a link to `/usr/lib`.
+    let link = std::fs::read_link(systemd.path(LINK)).expect("a link");
+    assert!(link.ends_with("lib/systemd/system/tiexec@.service"), "{link:?}");
+    let options = read(&systemd, OPTIONS).expect("the options");
+    assert!(options.ends_with("--wait-exec --edges=aggressive\n"), "{options}");
+    systemd.start(NGINX);
+    admin::becomes_huge(&systemd);
+    // The template of the package stays the only one.
+    assert!(!systemd.path(&format!("{UNITS}/tiexec@.service")).exists());
+}
+
+/// A drop-in that an earlier version wrote. The first line has a hash of the rest.
+const EARLIER: &str = "# Made by `tiexecctl enable`; an edited file is kept. Hash of the rest: 6970c68131955844606a0a85b622931d
+[Service]
+ExecStartPost=-+/usr/bin/tiexecctl attach --unit %n --quiet --wait-exec --edges=aggressive
+";
+
+/// Somebody has put links where TiExec keeps files. The hooks, which run as root, do not write or remove through them.
 #[test]
 fn state_that_leads_elsewhere() {
     require!(can(), "{NEEDS}; {}, nginx", systemd::NEEDS);
     let systemd = with_package(true);
-    systemd.ctl(["enable", "nginx"]).assert_code(0);
-    let (list, victim) = ("/var/lib/tiexec/drop-ins", "/etc/victim");
-    write(&systemd, victim, "untouched\n");
-    systemd.run(["mkdir", "-p", "/var/lib/tiexec"]).assert_code(0);
-    systemd.run(["ln", "-sf", victim, list]).assert_code(0);
-    dpkg(&systemd, "--remove", "tiexec");
-    assert_eq!(read(&systemd, victim).as_deref(), Some("untouched\n"));
-    let noted = read(&systemd, list).expect("a list");
-    assert!(noted.contains(DROP_IN), "{noted}");
-
-    let elsewhere = "/var/tmp/other.d/50-tiexec.conf";
-    systemd.run(["mkdir", "/var/tmp/other.d"]).assert_code(0);
-    write(&systemd, elsewhere, "untouched\n");
-    let hash = systemd.run(["sha256sum", elsewhere]).out();
-    let hash = hash.split(' ').next().expect("a hash");
-    let forged =
-        format!("{noted}{hash} /etc/systemd/system/../../..{elsewhere}\n{hash} {elsewhere}\n");
-    write(&systemd, list, &forged);
+    systemd.ctl(["enable", "nginx", "--", "--edges=pad"]).assert_code(0);
+    let text = read(&systemd, OPTIONS).expect("the options");
+    let elsewhere = "/var/tmp/50-tiexec.conf";
+    write(&systemd, elsewhere, &text);
+    systemd.run(["ln", "-sf", elsewhere, OPTIONS]).assert_code(0);
     dpkg(&systemd, "--purge", "tiexec");
-    assert_eq!(read(&systemd, elsewhere).as_deref(), Some("untouched\n"));
-    assert!(!systemd.path(DROP_IN).exists() && !systemd.path("/var/lib/tiexec").exists());
+    assert_eq!(read(&systemd, elsewhere), Some(text));
+    assert!(systemd.path(LINK).symlink_metadata().is_err());
 
     // The directory itself is a link.
     dpkg(&systemd, "--install", &bring(&systemd, &packages().expect("packages").newer.deb));

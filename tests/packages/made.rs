@@ -60,6 +60,8 @@ fn both_carry_the_same() {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut wanted = vec![
         "/usr/lib/systemd/system/tiexecd.service".to_owned(),
+        "/usr/lib/systemd/system/tiexec@.service".to_owned(),
+        "/usr/lib/systemd/user/tiexec@.service".to_owned(),
         "/usr/lib/systemd/system-preset/80-tiexec.preset".to_owned(),
         "/usr/share/doc/tiexec/apparmor.md".to_owned(),
         "/usr/share/doc/tiexec/third-party.gz".to_owned(),

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use support::child::Done;
+use support::child::{Done, eventually};
 use support::systemd::Systemd;
 use support::{Kind, installed, program_big};
 
@@ -134,7 +134,8 @@ mod admin {
     use super::*;
 
     pub(super) const RULE: &str = "/etc/tiexec/conf.d/10-own.toml";
-    pub(super) const DROP_IN: &str = "/etc/systemd/system/nginx.service.d/50-tiexec.conf";
+    pub(super) const LINK: &str = "/etc/systemd/system/nginx.service.wants/tiexec@nginx.service";
+    pub(super) const OPTIONS: &str = "/etc/systemd/system/tiexec@nginx.service.d/50-tiexec.conf";
     pub(super) const STATE: &str = "/var/lib/tiexec/state.json";
     pub(super) const STORE: &str = "/run/tiexec/images";
     const SETBACK: &str = r#"{"version":1,"quarantine":[{"build_id":"00","text":"11","uid":null,"rule":"own","signal":11,"exe":"/x","when":1}]}"#;
@@ -150,13 +151,22 @@ mod admin {
             .ctl(["enable", "nginx", "--", "--backing=image", "--edges=aggressive"])
             .assert_code(0);
         systemd.start("nginx.service");
-        assert!(systemd.huge("nginx.service") > 0, "{}", systemd.notes());
+        becomes_huge(systemd);
         systemd.ctl(["store", "setup"]).assert_code(0);
         write(systemd, "/run/tiexec/images/kept", "");
     }
 
+    /// Waits until the enabled service has huge text.
+    pub(super) fn becomes_huge(systemd: &Systemd) {
+        eventually("nginx is huge", || systemd.huge("nginx.service") > 0);
+    }
+
     /// The present state of everything that [`works`] has made.
-    pub(super) fn made(systemd: &Systemd) -> [Option<String>; 4] {
-        [RULE, STATE, DROP_IN, "/run/tiexec/images/kept"].map(|path| read(systemd, path))
+    pub(super) fn made(systemd: &Systemd) -> [Option<String>; 5] {
+        let link = std::fs::read_link(systemd.path(LINK)).ok();
+        let link = link.map(|to| to.to_string_lossy().into_owned());
+        let [rule, state, options, kept] =
+            [RULE, STATE, OPTIONS, "/run/tiexec/images/kept"].map(|path| read(systemd, path));
+        [rule, state, options, kept, link]
     }
 }

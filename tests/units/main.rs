@@ -4,4 +4,5 @@ mod agent;
 mod boots;
 mod canary;
 mod enable;
+mod kinds;
 mod wait_exec;

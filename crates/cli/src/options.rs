@@ -124,7 +124,9 @@ pub enum CtlCommand {
     )]
     Revert(Revert),
     /// Have systemd attach to services at each start
-    #[command(override_usage = "tiexecctl enable [OPTIONS] UNIT... [-- ATTACH OPTIONS]")]
+    #[command(
+        override_usage = "tiexecctl enable [OPTIONS] UNIT... [-- ATTACH OPTIONS]\n       tiexecctl enable [--user] --replace-drop-ins"
+    )]
     Enable(Enable),
     /// Undo enable
     Disable(Disable),
@@ -517,8 +519,9 @@ pub struct Attach {
     #[arg(long, conflicts_with_all = ["for_", "follow", "settle"])]
     pub dry_run: bool,
 
-    /// For ExecStartPost= of a unit: wait first until the main process runs its program and no shell. Takes
-    /// 10s at most, writes the result to the journal, and exits 0 unless the command line is malformed
+    /// For a unit of systemd: wait first until the main process runs its program and no shell. Takes 10s at
+    /// most, and 70s in a unit of its own, writes the result to the journal, and exits 0 unless the command line is
+    /// malformed
     #[arg(long, conflicts_with_all = ["dry_run", "follow", "settle", "max-huge-pages"])]
     pub wait_exec: bool,
 
@@ -570,7 +573,7 @@ fn parse_delay(text: &str) -> Result<Duration, String> {
 #[derive(Args, Clone, Debug)]
 pub struct Enable {
     /// The services: units, aliases or templates; a name without a kind is a service's
-    #[arg(value_name = "UNIT", required = true, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(value_name = "UNIT", required_unless_present = "replace_drop_ins", value_parser = NonEmptyStringValueParser::new())]
     pub units: Vec<String>,
 
     /// Also attach to those that run; nothing is restarted
@@ -588,6 +591,11 @@ pub struct Enable {
     /// Also warm the program and its libraries before each start
     #[arg(long)]
     pub warm: bool,
+
+    /// Replace the drop-ins that earlier versions of enable wrote, with the same options. Packages do this at an
+    /// upgrade
+    #[arg(long, conflicts_with_all = ["units", "now", "runtime", "warm", "options"])]
+    pub replace_drop_ins: bool,
 
     /// Options for tiexecctl attach, such as --edges=pad
     #[arg(last = true, value_name = "ATTACH OPTIONS", allow_hyphen_values = true)]

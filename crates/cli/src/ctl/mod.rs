@@ -19,6 +19,7 @@ mod report;
 pub(crate) mod rules;
 mod status;
 mod store;
+mod systemctl;
 mod top;
 mod warm;
 

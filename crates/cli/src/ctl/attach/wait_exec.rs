@@ -1,8 +1,9 @@
-//! `attach --wait-exec`: an attach from a unit's `ExecStartPost=`.
+//! `attach --wait-exec`: an attach after a service has started, in a unit of its own (`tiexec@.service`) or in the
+//! service's `ExecStartPost=`.
 //!
-//! The attach must not make the start fail, or delay it for longer than [`LONGEST`], because systemd ends a unit whose
-//! start takes too long. The attach therefore runs in a child process, which has the rest of that time. The result goes
-//! to the journal.
+//! In `ExecStartPost=` the attach must not make the start fail, or delay it for longer than [`IN_THE_START`], because
+//! systemd ends a unit whose start takes too long. Nothing waits for a unit of its own, but it must end, too. The attach
+//! therefore runs in a child process, which has the rest of the time. The result goes to the journal.
 
 use std::time::{Duration, Instant};
 
@@ -11,22 +12,35 @@ use tiexec_core::escape::AsShown;
 use tiexec_engine::journal;
 use tiexec_engine::locked_target::start_time;
 use tiexec_engine::wait_exec::{self, Search, Waited};
-use tiexec_remap::workers;
+use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process};
 
-use crate::ctl::inspect;
+use crate::ctl::{inspect, systemctl};
 use crate::exit;
 use crate::options::Targets;
 
-/// The limit for the wait and the attach together.
-const LONGEST: Duration = Duration::from_secs(10);
-/// The limit for the wait. The attach needs the rest of the time.
-const LONGEST_WAIT: Duration = Duration::from_secs(7);
+/// The limits in `ExecStartPost=`.
+const IN_THE_START: Limits = Limits { wait: Duration::from_secs(7), all: Duration::from_secs(10) };
+/// The limits in a unit of its own.
+const BESIDE: Limits = Limits { wait: Duration::from_secs(60), all: Duration::from_secs(70) };
+
+/// The limits of one call.
+struct Limits {
+    /// For the wait. The attach needs the rest of the time.
+    wait: Duration,
+    /// For the wait and the attach together.
+    all: Duration,
+}
 
 /// Waits for the program, and then calls `attach` with the processes. Returns the exit status.
 pub(super) fn run(targets: &Targets, attach: impl FnOnce(&[Pid]) -> u8) -> u8 {
     let begun = Instant::now();
+    let beside = Beside::find(targets);
+    if beside.as_ref().is_some_and(Beside::is_done) {
+        return exit::OK;
+    }
+    let limits = if beside.is_some() { BESIDE } else { IN_THE_START };
     let mut malformed = false;
     let find = || {
         let pids = super::selected(targets).unwrap_or_else(|_| {
@@ -35,17 +49,19 @@ pub(super) fn run(targets: &Targets, attach: impl FnOnce(&[Pid]) -> u8) -> u8 {
         });
         if malformed { Search::Ended } else { main_of(&pids, targets) }
     };
-    let waited = wait_exec::wait(find, begun + LONGEST_WAIT);
+    let waited = wait_exec::wait(find, begun + limits.wait);
     if malformed {
         return exit::USAGE;
     }
     let after = format!("after {:.1} s", begun.elapsed().as_secs_f64());
     let (pid, note) = match waited {
         Waited::Nobody => (process::this(), format!("no process {after}")),
+        // systemd may start the unit while the service waits for its next start.
+        Waited::Ended if beside.is_some() => return exit::OK,
         Waited::Ended => (process::this(), format!("the main process had ended {after}")),
         Waited::Running(pid) | Waited::StillShell(pid) => {
             let name = name_of(pid);
-            let left = (begun + LONGEST).saturating_duration_since(Instant::now());
+            let left = (begun + limits.all).saturating_duration_since(Instant::now());
             // The selection happens in this process, because it excludes the selecting process, and the child would
             // select its parent.
             let pids = super::selected(targets).unwrap_or_default();
@@ -68,6 +84,43 @@ pub(super) fn run(targets: &Targets, attach: impl FnOnce(&[Pid]) -> u8) -> u8 {
     exit::OK
 }
 
+/// This process, if it is the main process of a unit of its own beside the service.
+struct Beside {
+    /// True for units of the user's own manager.
+    user: bool,
+    /// The unit of this process.
+    own: String,
+    /// The service.
+    service: String,
+}
+
+impl Beside {
+    fn find(targets: &Targets) -> Option<Self> {
+        if pid_in("SYSTEMD_EXEC_PID") != Some(process::this()) {
+            return None;
+        }
+        let user = targets.user.is_some();
+        let service = systemd_units::with_kind(targets.user.as_ref().or(targets.unit.as_ref())?);
+        let units = systemd_units::of(&ProcDir::this_process().ok()?)?;
+        let own = if user { units.user?.name } else { units.system };
+        (own != service).then_some(Self { user, own, service })
+    }
+
+    /// Returns whether the unit has run since the service started. systemd starts the unit again with each unit that
+    /// wants the service, also if the service runs already. Whoever has reverted the service since then must find it
+    /// reverted.
+    fn is_done(&self) -> bool {
+        // Both are in microseconds of the same clock, or 0.
+        let time = |unit: &str, name: &str| {
+            let found = systemctl::properties(self.user, unit, name).ok()?;
+            found.first()?.1.parse::<u64>().ok()
+        };
+        let started = time(&self.service, "ActiveEnterTimestampMonotonic");
+        let ended = time(&self.own, "InactiveEnterTimestampMonotonic");
+        started.zip(ended).is_some_and(|(started, ended)| started > 0 && ended > started)
+    }
+}
+
 /// Searches for the main process among the selected ones.
 fn main_of(pids: &[Pid], targets: &Targets) -> Search {
     // systemd sets SYSTEMD_EXEC_PID for a command of a unit, and MAINPID if the main process is known
@@ -83,7 +136,8 @@ fn main_of(pids: &[Pid], targets: &Targets) -> Search {
     }
     match oldest(pids) {
         Some(pid) => Search::Found(pid),
-        // systemd forks the main process before it runs an `ExecStartPost=` command, so the main process has ended.
+        // systemd forks the main process before it runs an `ExecStartPost=` command or starts a unit behind the service,
+        // so the main process has ended.
         None if is_command_of_unit || !targets.pids.is_empty() => Search::Ended,
         None => Search::NotYet,
     }

@@ -1,14 +1,11 @@
-//! Access to a systemd manager by `systemctl`.
+//! The services of a systemd manager.
 
 use std::path::{Path, PathBuf};
-use std::process::{Output, Stdio};
 
-use rustix::process::Signal;
 use tiexec_core::escape::AsShown;
-use tiexec_engine::programs::{self, Environment};
-use tiexec_sys::process;
 
 use crate::ctl::attach::is_near;
+use crate::ctl::systemctl;
 
 /// Most near names that a message lists.
 const NAMES: usize = 3;
@@ -41,7 +38,7 @@ pub(super) enum Refusal {
 }
 
 impl Manager {
-    /// Returns the directory for drop-ins. With `runtime`, returns the directory that the next boot empties.
+    /// Returns the directory for units. With `runtime`, returns the directory that the next boot empties.
     pub(super) fn directory(self, runtime: bool) -> Result<PathBuf, String> {
         let of = |variable: &str| {
             let path = std::env::var_os(variable).map(PathBuf::from);
@@ -74,26 +71,27 @@ impl Manager {
 
     /// Runs `systemctl` with these arguments.
     pub(super) fn systemctl(self, args: &[&str]) -> Result<String, String> {
-        let output = self.run("systemctl", args)?;
-        if output.status.success() {
-            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-        }
-        let said = String::from_utf8_lossy(&output.stderr);
-        let why = said.lines().next().unwrap_or("it says no reason");
-        Err(format!("systemctl {}: {}", args.first().unwrap_or(&""), why.shown()))
+        systemctl::run(self.user, args)
     }
 
-    fn run(self, program: &str, args: &[&str]) -> Result<Output, String> {
-        let scope = self.user.then_some("--user");
-        let mut command = programs::command(program, Environment::OfUser);
-        process::end_command_with_parent(&mut command, Signal::KILL);
-        let command = command.args(scope).args(args).stdin(Stdio::null()).output();
-        command.map_err(|error| format!("cannot run {program}: {error}; fix: install systemd"))
+    /// Makes the units that want this one want it. systemd's manager does not read its units again.
+    pub(super) fn enable(self, unit: &str, runtime: bool) -> Result<(), String> {
+        let mut args = vec!["enable", "--quiet", "--no-reload"];
+        args.extend(runtime.then_some("--runtime"));
+        args.extend(["--", unit]);
+        self.systemctl(&args).map(drop)
+    }
+
+    /// Returns the program of a unit or of a template; `None` if the unit is not installed.
+    pub(super) fn program(self, unit: &str) -> Option<PathBuf> {
+        let found = self.properties(&instance(unit), "ExecStart").ok()?;
+        program_of(&found.first()?.1)
     }
 
     /// Returns the complaints of `systemd-analyze verify` about this file of a unit.
     pub(super) fn complaints(self, unit: &str, file: &str) -> Vec<String> {
-        let Ok(output) = self.run("systemd-analyze", &["verify", "--man=no", &instance(unit)])
+        let Ok(output) =
+            systemctl::tool(self.user, "systemd-analyze", &["verify", "--man=no", &instance(unit)])
         else {
             return Vec::new();
         };
@@ -103,9 +101,7 @@ impl Manager {
     }
 
     fn properties(self, unit: &str, names: &str) -> Result<Vec<(String, String)>, String> {
-        let text = self.systemctl(&["show", "--property", names, "--", unit])?;
-        let pairs = text.lines().filter_map(|line| line.split_once('='));
-        Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+        systemctl::properties(self.user, unit, names)
     }
 
     /// Finds the service with this name, which may be an alias or a template.
@@ -136,10 +132,7 @@ impl Manager {
                     true => id.replacen(&format!("@{INSTANCE}."), "@.", 1),
                     false => id.to_owned(),
                 };
-                // `{ path=/usr/sbin/nginx ; argv[]=… }`
-                let program = value("ExecStart").strip_prefix("{ path=");
-                let program = program.and_then(|rest| Some(rest.split_once(" ; ")?.0.into()));
-                Ok(Unit { name: own, program })
+                Ok(Unit { name: own, program: program_of(value("ExecStart")) })
             }
             "masked" => {
                 let scope = if self.user { "--user " } else { "" };
@@ -211,6 +204,11 @@ fn no_runtime_directory() -> String {
     format!(
         "XDG_RUNTIME_DIR is not set, and there is no {usual}; fix: loginctl enable-linger {user}, as root, then {export}"
     )
+}
+
+/// Parses the property `ExecStart`, such as `{ path=/usr/sbin/nginx ; argv[]=… }`.
+fn program_of(commands: &str) -> Option<PathBuf> {
+    Some(commands.strip_prefix("{ path=")?.split_once(" ; ")?.0.into())
 }
 
 /// Returns the name of an instance for a template, else the name.

@@ -1,7 +1,9 @@
-//! `tiexecctl enable`, `tiexecctl disable`: drop-ins that put the text of a service onto huge pages at each start.
+//! `tiexecctl enable`, `tiexecctl disable`: units of TiExec's beside services, which put the text of a service onto huge
+//! pages after each start. No file of the service itself is changed.
 
-mod drop_in;
 mod manager;
+mod own_file;
+mod own_units;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,8 +12,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
-use drop_in::State;
 use manager::{Manager, Refusal};
+use own_file::State;
+use own_units::{Part, Service};
 use tiexec_core::escape::AsShown;
 use tiexec_engine::wait_exec;
 
@@ -20,26 +23,28 @@ use crate::exit;
 use crate::options::{Ctl, CtlCommand, Disable, Enable, Revert, Targets};
 use crate::stdio::{answer, warn};
 
-/// The time limit of `warm` before a start, in seconds.
-const WARM: &str = "10";
+const PARTS: [Part; 2] = [Part::Attach, Part::Warm];
 
 /// Runs `enable`; returns the exit status.
 pub(super) fn run(options: &Enable) -> u8 {
     let manager = Manager { user: options.user };
+    if options.replace_drop_ins {
+        return replace_drop_ins(manager);
+    }
     // The options are checked now. Otherwise a malformed option would show only at the next start, in the journal.
     if let Err(error) = attach_command(manager, "x.service", &options.options, true) {
         return answer(error, exit::USAGE, exit::FAILED);
     }
     let setup = running(manager, ", or start the program by tiexec")
-        .and_then(|()| Ok((manager.directory(options.runtime)?, own_path(manager)?)));
-    let (directory, own) = match setup {
+        .and_then(|()| Setup::find(manager, options.runtime));
+    let setup = match setup {
         Ok(setup) => setup,
         Err(why) => return failed("enable", &options.units, &why),
     };
     let mut statuses = Vec::new();
     let mut enabled = Vec::new();
     for name in &options.units {
-        let one = enable_one(manager, name, options, &directory, &own);
+        let one = enable_one(name, options, &setup);
         statuses.push(one.as_ref().map_or_else(|status| *status, |enabled| enabled.printed));
         enabled.extend(one);
     }
@@ -54,70 +59,195 @@ pub(super) fn run(options: &Enable) -> u8 {
     together(&statuses)
 }
 
+/// The places and the program for the units of one manager.
+struct Setup {
+    manager: Manager,
+    /// The directory for the files of this call.
+    directory: PathBuf,
+    /// That directory and the other one: the files of both count.
+    both: [PathBuf; 2],
+    /// The path of `tiexecctl`, as a word for systemd.
+    program: String,
+    /// The text of the template, if no package has installed it.
+    template: Option<String>,
+}
+
+impl Setup {
+    /// Finds the template of a package. Without one, this program's own path is used.
+    ///
+    /// # Errors
+    /// The message, without the units' names.
+    fn find(manager: Manager, runtime: bool) -> Result<Self, String> {
+        let both = [manager.directory(false)?, manager.directory(true)?];
+        let directory = both[usize::from(runtime)].clone();
+        let by_hand = both.clone().map(|units| units.join(own_units::NAME));
+        let is_ours = by_hand.iter().any(|path| matches!(own_file::read(path), Ok(State::Ours(_))));
+        let installed = manager.program(own_units::NAME).filter(|_| !is_ours);
+        let program = match &installed {
+            Some(path) => {
+                let path = path.to_str().ok_or("the path of tiexecctl in its unit is not UTF-8")?;
+                own_file::word(path)?
+            }
+            None => own_path(manager)?,
+        };
+        let template = installed.is_none();
+        let template = template.then(|| own_units::template_by_hand(&program, manager.user));
+        Ok(Self { manager, directory, both, program, template })
+    }
+
+    /// Writes the template, if it is needed. Returns whether it has changed.
+    fn put_template(&self) -> Result<bool, u8> {
+        let Some(text) = &self.template else { return Ok(false) };
+        let path = self.directory.join(own_units::NAME);
+        match own_file::read(&path).map_err(|error| not_written(&path, &error))? {
+            State::Ours(found) if found == *text => Ok(false),
+            // The administrator has masked it, or has written one that runs nothing.
+            State::Edited => Err(kept("write", &path)),
+            _ => own_file::write(&path, text)
+                .map(|()| true)
+                .map_err(|error| not_written(&path, &error)),
+        }
+    }
+
+    /// Makes a service want TiExec's units. `options` and the file to warm are words for systemd. Returns whether
+    /// anything has changed, and the path of the link.
+    ///
+    /// # Errors
+    /// The exit status. The message is on stderr already, and the files are as before.
+    fn enable(
+        &self,
+        name: &str,
+        options: &str,
+        warmed: Option<&str>,
+    ) -> Result<(bool, PathBuf), u8> {
+        let service = Service { name, user: self.manager.user };
+        let fail = |why: String| {
+            warn(format_args!("cannot enable {}: {why}", name.shown()));
+            exit::FAILED
+        };
+        let units = self.directory.as_path();
+        let texts = [
+            service.attach_text(&self.program, options),
+            warmed.map(|file| service.warm_text(&self.program, file)),
+        ];
+        let mut befores = Vec::new();
+        for (part, text) in PARTS.into_iter().zip(texts) {
+            let path = service.file(part, units);
+            match own_file::read(&path).map_err(|error| not_written(&path, &error))? {
+                State::Edited => return Err(kept("write", &path)),
+                before => befores.push((path, before, text)),
+            }
+        }
+        let earlier = self.earlier(name)?;
+        let is_new = self.put_template()?;
+        let mut undo = Vec::new();
+        let mut links = Vec::new();
+        let mut done = || {
+            for (path, before, text) in &befores {
+                let after = text.clone().map_or(State::Missing, State::Ours);
+                if *before != after {
+                    put(path, &after).map_err(|error| format!("{}: {error}", path.shown()))?;
+                    undo.push((path, before));
+                }
+            }
+            let unit = service.unit(Part::Attach);
+            for (path, _) in &undo {
+                let complaints = self.manager.complaints(&unit, &path.to_string_lossy());
+                if let Some(first) = complaints.first() {
+                    return Err(format!("systemd-analyze verify: {}", first.shown()));
+                }
+            }
+            for part in PARTS.into_iter().filter(|part| *part == Part::Attach || warmed.is_some()) {
+                let path = service.link(part, units);
+                if !is_link(&path) {
+                    self.manager.enable(&service.unit(part), units == self.both[1])?;
+                    links.push(path);
+                }
+            }
+            Ok(())
+        };
+        if let Err(why) = done() {
+            let undone = undo.iter().all(|(path, before)| put(path, before).is_ok())
+                & links.iter().all(|path| own_file::remove(path).is_ok());
+            remove_template(&self.both);
+            let not = if undone { "" } else { " not" };
+            return Err(fail(format!("{why}; what was written was{not} taken back")));
+        }
+        let mut removed = earlier;
+        removed.extend(
+            Some(service.link(Part::Warm, units)).filter(|path| warmed.is_none() && is_link(path)),
+        );
+        // From now on the units do what the drop-ins did.
+        for path in &removed {
+            own_file::remove(path).map_err(|error| not_removed(path, &error))?;
+        }
+        let changed = is_new || undo.len() + links.len() + removed.len() > 0;
+        Ok((changed, service.link(Part::Attach, units)))
+    }
+
+    /// Returns the paths of the drop-ins that an earlier version wrote for a service.
+    ///
+    /// # Errors
+    /// The exit status: somebody has edited one. The message is on stderr already.
+    fn earlier(&self, service: &str) -> Result<Vec<PathBuf>, u8> {
+        let mut found = Vec::new();
+        for units in &self.both {
+            let path = own_units::earlier_path(units, service);
+            match own_file::read(&path) {
+                Ok(State::Ours(_)) => found.push(path),
+                Ok(State::Edited) => return Err(kept("replace", &path)),
+                Ok(State::Missing) | Err(_) => {}
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Brings a file into a state.
+fn put(path: &Path, state: &State) -> io::Result<()> {
+    match state {
+        State::Ours(text) => own_file::write(path, text),
+        _ => own_file::remove(path),
+    }
+}
+
+fn is_link(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|metadata| metadata.is_symlink())
+}
+
 /// The outcome for one unit.
 struct Enabled {
     /// The unit's own name.
     unit: String,
-    /// Whether the drop-in changed.
+    /// Whether a file or a link changed.
     changed: bool,
     /// The exit status of printing the line about the unit.
     printed: u8,
 }
 
-/// Writes the drop-in of one unit.
+/// Enables one unit.
 ///
 /// # Errors
 /// The exit status. The message is on stderr already.
-fn enable_one(
-    manager: Manager,
-    name: &str,
-    options: &Enable,
-    directory: &Path,
-    own: &str,
-) -> Result<Enabled, u8> {
+fn enable_one(name: &str, options: &Enable, setup: &Setup) -> Result<Enabled, u8> {
+    let manager = setup.manager;
     let unit = found(manager, "enable", name)?;
     let name = unit.name.as_str();
     let fail = |why: String| {
         warn(format_args!("cannot enable {}: {why}", name.shown()));
         exit::FAILED
     };
-    let mut commands = Vec::new();
-    if options.warm {
-        let program = program(manager, &unit).map_err(fail)?;
-        let program = drop_in::word(&program).map_err(fail)?;
-        commands.push(format!(
-            "ExecStartPre=-+/usr/bin/timeout {WARM} {own} warm --quiet --deps {program}"
-        ));
-    }
-    let selector = if manager.user { "--user" } else { "--unit" };
-    let mut command = format!("ExecStartPost=-+{own} attach {selector} %n --quiet --wait-exec");
-    for option in &options.options {
-        command += " ";
-        command += &drop_in::word(option).map_err(fail)?;
-    }
-    commands.push(command);
-    let text = drop_in::text(&commands);
-    let path = drop_in::path(directory, name);
-    let before = drop_in::read(&path).map_err(|error| not_written(&path, &error))?;
-    let changed = before != State::Ours(text.clone());
-    if before == State::Edited {
-        return Err(kept("write", &path));
-    }
-    if changed {
-        drop_in::write(&path, &text).map_err(|error| not_written(&path, &error))?;
-        let complaints = manager.complaints(name, &path.to_string_lossy());
-        if let Some(first) = complaints.first() {
-            let undone = match &before {
-                State::Ours(text) => drop_in::write(&path, text),
-                _ => drop_in::remove(&path),
-            };
-            let not = if undone.is_err() { " not" } else { "" };
-            return Err(fail(format!(
-                "systemd-analyze verify: {}; the file was{not} taken back",
-                first.shown()
-            )));
+    let warmed = match options.warm {
+        true => {
+            let program = program(manager, &unit).map_err(fail)?;
+            Some(own_file::word(&program).map_err(fail)?)
         }
-    }
+        false => None,
+    };
+    let words: Result<Vec<_>, _> =
+        options.options.iter().map(|option| own_file::word(option)).collect();
+    let words = words.map_err(fail)?.join(" ");
+    let (changed, link) = setup.enable(name, &words, warmed.as_deref())?;
     // No process belongs to a template.
     let now = match (options.now || name.contains("@."), manager.user) {
         (true, _) => String::new(),
@@ -129,17 +259,71 @@ fn enable_one(
     let printed = print(&format!(
         "{}: {what} {}; undo: tiexecctl disable {scope}{}{now}\n",
         name.shown(),
-        path.shown(),
+        link.shown(),
         name.shown()
     ));
     Ok(Enabled { unit: unit.name, changed, printed })
 }
 
+/// Enables the services that an earlier version enabled by drop-ins, with the same options, and removes the drop-ins.
+/// Returns the exit status.
+fn replace_drop_ins(manager: Manager) -> u8 {
+    let all = || vec!["all services".to_owned()];
+    let both = match running(manager, "")
+        .and_then(|()| Ok([manager.directory(false)?, manager.directory(true)?]))
+    {
+        Ok(both) => both,
+        Err(why) => return failed("replace the drop-ins of", &all(), &why),
+    };
+    let mut statuses = Vec::new();
+    let mut changed = false;
+    for (units, runtime) in both.iter().zip([false, true]) {
+        // TiExec's own units have drop-ins of the same name.
+        for name in having(std::slice::from_ref(units), &[".d"], |units, name| {
+            !Service { name, user: manager.user }.is_ours()
+                && own_units::earlier_path(units, name).symlink_metadata().is_ok()
+        }) {
+            let path = own_units::earlier_path(units, &name);
+            let text = match own_file::read(&path) {
+                Ok(State::Ours(text)) => text,
+                Ok(_) => {
+                    statuses.push(kept("replace", &path));
+                    continue;
+                }
+                Err(error) => {
+                    statuses.push(not_removed(&path, &error));
+                    continue;
+                }
+            };
+            let setup = match Setup::find(manager, runtime) {
+                Ok(setup) => setup,
+                Err(why) => {
+                    statuses.push(failed("enable", &[name], &why));
+                    continue;
+                }
+            };
+            let had = own_units::earlier(&text);
+            statuses.push(match setup.enable(&name, &had.options, had.warmed.as_deref()) {
+                Ok((_, link)) => {
+                    changed = true;
+                    let (path, link) = (path.shown(), link.shown());
+                    print(&format!("{}: {link} replaces {path}\n", name.shown()))
+                }
+                Err(status) => status,
+            });
+        }
+    }
+    if changed && let Err(why) = manager.systemctl(&["daemon-reload"]) {
+        return failed("reload the units of", &all(), &why);
+    }
+    together(&statuses)
+}
+
 /// Runs `disable`; returns the exit status.
 pub(super) fn run_disable(options: &Disable) -> u8 {
     let manager = Manager { user: options.user };
-    // Listing all drop-ins needs no systemd. The script of a package also does so in a new root.
-    let needed = if options.all && options.dry_run { Ok(()) } else { running(manager, "") };
+    // Listing all units needs no systemd. The script of a package also does so in a new root.
+    let needed = if options.all { Ok(()) } else { running(manager, "") };
     let directories =
         needed.and_then(|()| Ok([manager.directory(false)?, manager.directory(true)?]));
     let directories = match directories {
@@ -147,7 +331,15 @@ pub(super) fn run_disable(options: &Disable) -> u8 {
         Err(why) if options.all => return failed("disable", &["all services".to_owned()], &why),
         Err(why) => return failed("disable", &options.units, &why),
     };
-    let enabled = if options.all { enabled(&directories) } else { options.units.clone() };
+    let user = manager.user;
+    let enabled = if options.all {
+        having(&directories, &[".wants", ".d"], |units, name| {
+            let service = Service { name, user };
+            service.is_enabled(units)
+        })
+    } else {
+        options.units.clone()
+    };
     let mut statuses = Vec::new();
     let mut removed = false;
     for name in &enabled {
@@ -155,37 +347,78 @@ pub(super) fn run_disable(options: &Disable) -> u8 {
         statuses.push(status);
         removed |= any;
     }
-    if removed && let Err(why) = manager.systemctl(&["daemon-reload"]) {
+    if !options.dry_run {
+        removed |= remove_template(&directories);
+    }
+    if removed
+        && running(manager, "").is_ok()
+        && let Err(why) = manager.systemctl(&["daemon-reload"])
+    {
         return failed("reload the units of", &enabled, &why);
     }
     together(&statuses)
 }
 
-/// Lists the units that have a drop-in, edited or not.
-fn enabled(directories: &[PathBuf]) -> Vec<String> {
-    let all = directories.iter().filter_map(|directory| fs::read_dir(directory).ok()).flatten();
-    let units = all.flatten().filter_map(|entry| {
-        let unit = entry.file_name().to_str()?.strip_suffix(".d")?.to_owned();
-        let path = drop_in::path(entry.path().parent()?, &unit);
-        path.symlink_metadata().is_ok().then_some(unit)
-    });
-    units.collect::<BTreeSet<_>>().into_iter().collect()
+/// Removes the templates that `enable` has written, if no service wants an instance. Returns whether one was removed.
+fn remove_template(directories: &[PathBuf]) -> bool {
+    let in_use = |units: &Path, name: &str| {
+        let service = Service { name, user: false };
+        service.unit(Part::Attach).starts_with("tiexec@")
+            && is_link(&service.link(Part::Attach, units))
+    };
+    if !having(directories, &[".wants"], in_use).is_empty() {
+        return false;
+    }
+    let templates = directories.iter().map(|units| units.join(own_units::NAME));
+    let ours = templates.filter(|path| matches!(own_file::read(path), Ok(State::Ours(_))));
+    let removed: Vec<_> = ours.map(|path| own_file::remove(&path).is_ok()).collect();
+    removed.contains(&true)
 }
 
-/// Removes the drop-ins of one unit. Returns the exit status, and whether a drop-in was removed.
+/// Lists the services whose directories with these endings `has` accepts.
+fn having(
+    directories: &[PathBuf],
+    endings: &[&str],
+    has: impl Fn(&Path, &str) -> bool,
+) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    for units in directories {
+        for entry in fs::read_dir(units).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let service = endings.iter().find_map(|ending| name.strip_suffix(ending));
+            found.extend(service.filter(|service| has(units, service)).map(str::to_owned));
+        }
+    }
+    found.into_iter().collect()
+}
+
+impl Service<'_> {
+    /// Lists the files and links of `enable` for the service below a directory that are there.
+    fn made(self, units: &Path) -> Vec<PathBuf> {
+        let parts = PARTS.into_iter();
+        let parts = parts.flat_map(|part| [self.link(part, units), self.file(part, units)]);
+        let all = parts.chain([own_units::earlier_path(units, self.name)]);
+        all.filter(|path| path.symlink_metadata().is_ok()).collect()
+    }
+
+    fn is_enabled(self, units: &Path) -> bool {
+        self.name.ends_with(".service") && !self.is_ours() && !self.made(units).is_empty()
+    }
+}
+
+/// Removes the files and links for one unit. Returns the exit status, and whether one was removed.
 fn disable_one(
     manager: Manager,
     name: &str,
     directories: &[PathBuf],
     options: &Disable,
 ) -> (u8, bool) {
+    let user = manager.user;
     let given = attach::with_kind(name);
-    let path_of = |unit: &str, directory: &Path| drop_in::path(directory, unit);
-    // If the unit is masked or gone now, its drop-in is still found under the unit's own name.
-    let is_there = |unit: &str| {
-        directories.iter().any(|directory| path_of(unit, directory).symlink_metadata().is_ok())
-    };
-    let unit = if is_there(&given) {
+    // If the unit is masked or gone now, what belongs to it is still found under the unit's own name.
+    let is_there = directories.iter().any(|units| Service { name: &given, user }.is_enabled(units));
+    let unit = if is_there {
         given
     } else {
         match found(manager, "disable", name) {
@@ -193,11 +426,19 @@ fn disable_one(
             Err(status) => return (status, false),
         }
     };
+    let service = Service { name: &unit, user };
     let (mut status, mut printed) = (exit::OK, exit::OK);
     let (mut removed, mut would) = (false, false);
-    for directory in directories {
-        let path = path_of(&unit, directory);
-        let done = match drop_in::read(&path) {
+    for path in directories.iter().flat_map(|units| service.made(units)) {
+        let is_wants =
+            path.parent().is_some_and(|parent| parent.extension() == Some("wants".as_ref()));
+        let state = match is_wants {
+            // The name of a link is TiExec's, and systemd ignores what is no link.
+            true if is_link(&path) => Ok(State::Ours(String::new())),
+            true => Ok(State::Edited),
+            false => own_file::read(&path),
+        };
+        let done = match state {
             Ok(State::Missing) => continue,
             Ok(State::Edited) => {
                 status = kept("remove", &path);
@@ -209,7 +450,7 @@ fn disable_one(
                 printed = told(printed, print(&line));
                 continue;
             }
-            Ok(State::Ours(_)) => drop_in::remove(&path),
+            Ok(State::Ours(_)) => own_file::remove(&path),
             Err(error) => Err(error),
         };
         match done {
@@ -218,10 +459,7 @@ fn disable_one(
                 let line = format!("{}: removed {}\n", unit.shown(), path.shown());
                 printed = told(printed, print(&line));
             }
-            Err(error) => {
-                warn(format_args!("cannot remove {}: {}", path.shown(), cause(&error)));
-                status = exit::FAILED;
-            }
+            Err(error) => status = not_removed(&path, &error),
         }
     }
     if !removed && !would && status == exit::OK {
@@ -238,7 +476,15 @@ fn disable_one(
 /// # Errors
 /// The exit status. The message is on stderr already.
 fn found(manager: Manager, doing: &str, name: &str) -> Result<manager::Unit, u8> {
-    manager.find(&attach::with_kind(name)).map_err(|refusal| match refusal {
+    let full = attach::with_kind(name);
+    if (Service { name: &full, user: manager.user }).is_ours() {
+        warn(format_args!(
+            "cannot {doing} {}: it is a unit of TiExec's; fix: name the service beside which it runs",
+            full.shown()
+        ));
+        return Err(exit::USAGE);
+    }
+    manager.find(&full).map_err(|refusal| match refusal {
         Refusal::Unit(why) => {
             warn(format_args!("cannot {doing} {why}"));
             exit::USAGE
@@ -286,7 +532,7 @@ fn each_active(manager: Manager, unit: &str, one: impl Fn(&str) -> u8) -> u8 {
     together(&active.iter().map(|unit| one(unit)).collect::<Vec<u8>>())
 }
 
-/// Parses the attach command that the options make. With `at_start`, makes the command for the drop-in.
+/// Parses the attach command that the options make. With `at_start`, makes the command of TiExec's unit.
 fn attach_command(
     manager: Manager,
     unit: &str,
@@ -361,7 +607,7 @@ fn own_path(manager: Manager) -> Result<String, String> {
             ));
         }
     }
-    let path = own.to_str().filter(|path| drop_in::word(path).as_deref() == Ok(*path));
+    let path = own.to_str().filter(|path| own_file::word(path).as_deref() == Ok(*path));
     path.map(str::to_owned)
         .ok_or_else(|| format!("{} is no path for a unit; fix: install it below /usr", own.shown()))
 }
@@ -378,6 +624,11 @@ fn kept(doing: &str, path: &Path) -> u8 {
 
 fn not_written(path: &Path, error: &io::Error) -> u8 {
     warn(format_args!("cannot write {}: {}", path.shown(), cause(error)));
+    exit::FAILED
+}
+
+fn not_removed(path: &Path, error: &io::Error) -> u8 {
+    warn(format_args!("cannot remove {}: {}", path.shown(), cause(error)));
     exit::FAILED
 }
 

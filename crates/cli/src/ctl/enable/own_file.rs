@@ -1,4 +1,4 @@
-//! The drop-in of a unit: its text, and the check whether somebody has edited it.
+//! The files that `enable` writes for systemd: the check whether somebody has edited one, and words of command lines.
 //!
 //! The first line has a hash of the rest. TiExec changes or removes only a file whose hash is right.
 
@@ -12,41 +12,40 @@ use tiexec_core::escape::AsShown;
 use tiexec_remap::files::{self, New};
 use tiexec_remap::trusted_directory::{self, Rule, Trust};
 
-/// The file's name, which sorts after the drop-ins of packages and before most drop-ins of the administrator.
-const NAME: &str = "50-tiexec.conf";
+/// The name of a drop-in, which sorts after the drop-ins of packages and before most drop-ins of the administrator.
+const DROP_IN: &str = "50-tiexec.conf";
 /// The start of the first line. The hash follows.
 const MARK: &str = "# Made by `tiexecctl enable`; an edited file is kept. Hash of the rest: ";
 
-/// The state of a drop-in.
+/// The state of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum State {
-    /// There is no drop-in.
+    /// There is no file.
     Missing,
-    /// The drop-in has this text, as TiExec wrote it.
+    /// The file has this text, as TiExec wrote it.
     Ours(String),
-    /// Somebody else has edited or created the drop-in.
+    /// Somebody else has edited or created the file.
     Edited,
 }
 
 /// Returns the path of a unit's drop-in below a directory of units.
-pub(super) fn path(units: &Path, unit: &str) -> PathBuf {
-    units.join(format!("{unit}.d")).join(NAME)
+pub(super) fn drop_in(units: &Path, unit: &str) -> PathBuf {
+    units.join(format!("{unit}.d")).join(DROP_IN)
 }
 
-/// Returns the text for a unit that runs these commands.
-pub(super) fn text(commands: &[String]) -> String {
-    let rest = format!("[Service]\n{}\n", commands.join("\n"));
-    format!("{MARK}{}\n{rest}", hash(&rest))
+/// Puts the line with the hash before the text of a file.
+pub(super) fn marked(rest: &str) -> String {
+    format!("{MARK}{}\n{rest}", hash(rest))
 }
 
 fn hash(rest: &str) -> String {
     blake3::hash(rest.as_bytes()).to_hex()[..32].to_owned()
 }
 
-/// Reads a drop-in.
+/// Reads a file.
 ///
 /// # Errors
-/// The drop-in cannot be read.
+/// The file cannot be read.
 pub(super) fn read(path: &Path) -> io::Result<State> {
     let is_file = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(State::Missing),
@@ -60,21 +59,26 @@ pub(super) fn read(path: &Path) -> io::Result<State> {
     Ok(ours.map_or(State::Edited, State::Ours))
 }
 
-/// Writes a drop-in atomically: systemd reads either the new file or the old one.
+/// Writes a file atomically: systemd reads either the new file or the old one.
 ///
 /// # Errors
-/// The drop-in is not written.
+/// The file is not written.
 pub(super) fn write(path: &Path, text: &str) -> io::Result<()> {
-    let directory = path.parent().unwrap_or(path);
+    let (directory, name) = split(path)?;
     let directory = open(directory, true)?.ok_or(io::ErrorKind::NotFound)?;
-    let mut file = New::beside(&directory, NAME, 0o644)?;
+    let mut file = New::beside(&directory, name, 0o644)?;
     file.file().write_all(text.as_bytes())?;
     // The umask may have removed bits of the mode.
     rustix::fs::fchmod(file.file(), Mode::from_raw_mode(0o644))?;
-    Ok(file.put_durably(NAME)?)
+    Ok(file.put_durably(name)?)
 }
 
-/// Opens the directory of a drop-in; `None` if it is missing and not to be made. systemd obeys what lies there.
+fn split(path: &Path) -> io::Result<(&Path, &str)> {
+    let name = path.file_name().and_then(|name| name.to_str());
+    path.parent().zip(name).ok_or_else(|| io::ErrorKind::InvalidFilename.into())
+}
+
+/// Opens the directory of a file; `None` if it is missing and not to be made. systemd obeys what lies there.
 fn open(directory: &Path, make: bool) -> io::Result<Option<OwnedFd>> {
     let user = rustix::process::geteuid().as_raw();
     let trust = if user == 0 { Trust::Installed } else { Trust::Named };
@@ -86,17 +90,18 @@ fn open(directory: &Path, make: bool) -> io::Result<Option<OwnedFd>> {
 
 const READ: OFlags = OFlags::DIRECTORY.union(OFlags::CLOEXEC);
 
-/// Removes a drop-in, and its directory if nothing else is there.
+/// Removes a file or a link, and its directory if that is a unit's `.d` or `.wants` in which nothing else is.
 ///
 /// # Errors
-/// The drop-in is not removed.
+/// The file is not removed.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
-    let directory = path.parent().unwrap_or(path);
-    files::remove(open(directory, false)?.ok_or(io::ErrorKind::NotFound)?, NAME)?;
-    if let (Some(units), Some(name)) = (directory.parent(), directory.file_name())
+    let (directory, name) = split(path)?;
+    files::remove(open(directory, false)?.ok_or(io::ErrorKind::NotFound)?, name)?;
+    let (units, of) = split(directory)?;
+    if (of.ends_with(".d") || of.ends_with(".wants"))
         && let Some(units) = open(units, false)?
     {
-        let _others_are_there = files::remove_directory(units, name);
+        let _others_are_there = files::remove_directory(units, of);
     }
     Ok(())
 }
@@ -138,9 +143,9 @@ mod tests {
     #[test]
     fn an_edited_file_is_told_from_ours() {
         let directory = tempfile::tempdir().unwrap();
-        let path = path(directory.path(), "x.service");
+        let path = drop_in(directory.path(), "x.service");
         assert_eq!(read(&path).unwrap(), State::Missing);
-        let text = text(&["ExecStartPost=-true".to_owned()]);
+        let text = marked("[Service]\nExecStart=-true\n");
         write(&path, &text).unwrap();
         assert_eq!(read(&path).unwrap(), State::Ours(text.clone()));
         for edited in [text.replace("true", "false"), text.clone() + "#\n", text[1..].to_owned()] {

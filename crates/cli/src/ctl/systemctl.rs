@@ -1,0 +1,48 @@
+//! Runs `systemctl` and its kin.
+
+use std::process::{Output, Stdio};
+
+use rustix::process::Signal;
+use tiexec_core::escape::AsShown;
+use tiexec_engine::programs::{self, Environment};
+use tiexec_sys::process;
+
+/// Runs `systemctl` with these arguments, for the calling user's own manager if `user` is true. Returns its output.
+///
+/// # Errors
+/// The first line of its message.
+pub(super) fn run(user: bool, args: &[&str]) -> Result<String, String> {
+    let output = tool(user, "systemctl", args)?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    let why = said.lines().next().unwrap_or("it says no reason");
+    Err(format!("systemctl {}: {}", args.first().unwrap_or(&""), why.shown()))
+}
+
+/// Runs one of systemd's tools to its end.
+///
+/// # Errors
+/// The tool could not be started.
+pub(super) fn tool(user: bool, program: &str, args: &[&str]) -> Result<Output, String> {
+    let scope = user.then_some("--user");
+    let mut command = programs::command(program, Environment::OfUser);
+    process::end_command_with_parent(&mut command, Signal::KILL);
+    let command = command.args(scope).args(args).stdin(Stdio::null()).output();
+    command.map_err(|error| format!("cannot run {program}: {error}; fix: install systemd"))
+}
+
+/// Returns properties of a unit, each with its name.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn properties(
+    user: bool,
+    unit: &str,
+    names: &str,
+) -> Result<Vec<(String, String)>, String> {
+    let text = run(user, &["show", "--property", names, "--", unit])?;
+    let pairs = text.lines().filter_map(|line| line.split_once('='));
+    Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+}
