@@ -1,6 +1,8 @@
 //! The agent makes a matching program huge, whether the program or the agent starts first, and touches no other
 //! program.
 
+use std::ffi::OsString;
+
 use support::attaching::{Before, assert_switched, assert_untouched, revert, switched};
 use support::child::eventually;
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
@@ -107,6 +109,136 @@ fn a_program_that_somebody_reverts_stays_so() {
     stop(agent);
     held.write(b"\n");
     held.finish().assert_code(7);
+}
+
+/// What the scripts below have in common. `drain` reverts all processes that it sees, so each script runs in a PID namespace
+/// of its own.
+const DRAINS: &str = r#"
+    ctl=$1 program=$2 dir=$3
+    shift 3
+    begin() { "$@" 2>>"$dir/log" & agent=$!; }
+    end() { kill -TERM $agent; wait $agent; }
+    run() {
+        mkfifo "$dir/$1.input"
+        "$program" 7 <>"$dir/$1.input" >/dev/null &
+        pid=$!
+    }
+    finish() { echo >"$dir/$1.input"; wait $2 && true; echo "$1 ended with $?"; }
+    is_huge() { grep -q memfd: /proc/$1/maps; }
+    until_huge() { until is_huge $1; do sleep 0.1; done; }
+    until_said() { until grep -q "$1" "$dir/log"; do sleep 0.1; done; }
+    quietly() { "$@" >/dev/null 2>&1; }
+    # The agent may still be at work.
+    until_reverted() { while is_huge $1; do quietly "$ctl" revert $1 || sleep 0.1; done; }
+    is_plain() { ! is_huge $1 || echo "$1 is huge: $2"; }
+    left_alone="left as it is: reverted: somebody has reverted it; fix: tiexecctl attach"
+"#;
+
+/// Runs a script with drains. The program is copied to `a/hold`, which the agent's only rule matches.
+fn drains(script: &str) -> String {
+    let files = Files::new();
+    let program = files.program("hold", 6, "a/hold");
+    files.attach_below("a", "a");
+    let script = format!("{DRAINS}{script}");
+    let words =
+        ["--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-ec", script.as_str(), "sh"];
+    let mut words: Vec<OsString> = words.map(Into::into).into();
+    words.extend([support::tiexecctl().into(), program.into(), files.public.path().into()]);
+    words.push(support::tiexecd().into());
+    words.extend(files.args().into_iter().map(Into::into));
+    let done = Run::new("unshare", words).plain().output();
+    let log = std::fs::read_to_string(files.public.path().join("log")).unwrap_or_default();
+    println!("{done}\n{log}");
+    done.out()
+}
+
+/// An operator's revert lasts over drains and agents, until an operator attaches. The agent's own drain ends at `resume`, in
+/// the same agent and in the next one.
+#[test]
+fn a_drain_ends_at_resume_and_a_revert_does_not() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let said = drains(
+        r#"
+        run drained; drained=$pid
+        run reverted; reverted=$pid
+        begin "$@"
+        until_huge $drained
+        until_huge $reverted
+        until_reverted $reverted
+        for next in "" 1; do
+            quietly "$ctl" agent drain
+            is_plain $drained drain
+            if [ -n "$next" ]; then end; begin "$@"; fi
+            : >"$dir/log"
+            quietly "$ctl" agent resume
+            until_huge $drained
+            until_said "$left_alone"
+            is_plain $reverted resume
+        done
+        until quietly "$ctl" attach --backing=image $reverted; do sleep 0.1; done
+        is_huge $reverted || echo "it is not attached to"
+        quietly "$ctl" agent drain
+        is_plain $reverted drain
+        quietly "$ctl" agent resume
+        until_huge $drained
+        until_huge $reverted
+        end
+        finish drained $drained
+        finish reverted $reverted
+        "#,
+    );
+    assert_eq!(said, "drained ended with 7\nreverted ended with 7\n");
+}
+
+/// An operator who reverts while the agent is drained means it, although there is nothing to revert.
+#[test]
+fn a_revert_during_a_drain_lasts() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let said = drains(
+        r#"
+        run it
+        begin "$@"
+        until_huge $pid
+        quietly "$ctl" agent drain
+        is_plain $pid drain
+        quietly "$ctl" revert $pid
+        quietly "$ctl" agent resume
+        until_said "$left_alone"
+        is_plain $pid resume
+        end
+        finish it $pid
+        "#,
+    );
+    assert_eq!(said, "it ended with 7\n");
+}
+
+/// Wherever a drain is killed, the agent attaches again after `resume`.
+#[test]
+fn a_drain_that_is_killed_is_no_revert() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let said = drains(
+        r#"
+        run it
+        begin "$@"
+        for point in die-after-setregs die-after-stop die-after-write die-after-setmask; do
+            place=1
+            until_huge $pid
+            until quietly env TIEXEC_FAULT=$point:$place "$ctl" agent drain; do
+                is_huge $pid || gone=1
+                quietly "$ctl" agent resume
+                until_huge $pid
+                place=$((place + 3))
+            done
+            quietly "$ctl" agent resume
+        done
+        until_huge $pid
+        ! grep "left as it is: reverted" "$dir/log" || true
+        echo "${gone-none was reverted}"
+        end
+        finish it $pid
+        "#,
+    );
+    assert_eq!(said, "1\nit ended with 7\n");
 }
 
 #[test]

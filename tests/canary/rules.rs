@@ -33,7 +33,8 @@ fn a_verdict_is_asked_for_and_obeyed() {
     let says = "canary_required; fix: tiexecctl canary --rule r --counter CMD";
     assert!(before.out().trim_end().ends_with(says), "{before}");
     server.canary(&[]).assert_code(0);
-    ctl(["revert", &server.pid().to_string()]).assert_code(0);
+    // The agent would respect a lasting revert.
+    ctl(["revert", "--temporary", &server.pid().to_string()]).assert_code(0);
     assert!(check(&server).out().ends_with(": rule r: attach\n"), "{}", check(&server));
     // A verdict with other edges does not count.
     write_rule(&server, "canary = \"required\"\nedges = \"aggressive\"");

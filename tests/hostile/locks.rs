@@ -84,9 +84,13 @@ fn a_user_locks_all_it_can_and_root_attaches() {
     assert!(held > 20, "it locked {held} files only");
     attach(&[], attacker.pid()).assert_code(0).assert_silent();
     assert_switched(attacker.pid());
-    revert(attacker.pid()).assert_code(0).assert_silent();
     // Root removes its lock file on release, because the attacker could not open it.
     assert_eq!(names(LOCKS), [".swept"]);
+    revert(attacker.pid()).assert_code(0).assert_silent();
+    // The record of the revert stays, and is root's.
+    let record = lock_of(attacker.pid());
+    let text = std::fs::read_to_string(&record).expect("root may read it");
+    assert!(text.starts_with("reverted operator ") && mode(&record) == 0o600, "{text:?}");
     for held in [first, attacker] {
         held.finish().assert_code(7);
     }

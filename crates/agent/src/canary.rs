@@ -174,7 +174,9 @@ impl Turn<'_> {
 /// Reverts one process, in a child process.
 fn take_back(pid: Pid) -> Result<(), String> {
     let one = |pid, pool: &mut Pool| {
-        let reverted = LockedTarget::open_in_turn(pid, pool)?.revert_once(false)?;
+        let mut locked = LockedTarget::open_in_turn(pid, pool)?;
+        locked.temporary = true;
+        let reverted = locked.revert_once(false)?;
         reverted.failure.map_or(Ok(()), Err)
     };
     let gave_up = |_, failure: &Failure| Err(failure.clone());

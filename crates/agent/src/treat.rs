@@ -282,8 +282,10 @@ fn one(
     if Identity::of(&locked.target.process) != Some(job.identity) {
         return Outcome::of("changed", "it is another program by now");
     }
-    if job.had_copies && locked.has_text_of_ours() == Some(false) {
-        return Outcome { text_bytes, ..Outcome::of("reverted", "somebody has reverted it") };
+    if locked.stays_reverted(job.had_copies) {
+        let detail =
+            format!("somebody has reverted it; fix: tiexecctl attach {}", job.pid.as_raw_nonzero());
+        return Outcome { text_bytes, ..Outcome::of("reverted", detail) };
     }
     // From now on the process may be changed.
     note((file, build));

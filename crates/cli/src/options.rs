@@ -536,6 +536,10 @@ pub struct Attach {
     /// Only if the process began at this time (field 22 of /proc/PID/stat)
     #[arg(long, value_name = "TICKS", hide = true)]
     pub started_at: Option<u64>,
+
+    /// TiExec itself undoes it later
+    #[arg(long, hide = true)]
+    pub temporary: bool,
 }
 
 impl Attach {
@@ -551,6 +555,7 @@ impl Attach {
             json,
             quiet,
             started_at: None,
+            temporary: false,
         }
     }
 }
@@ -652,6 +657,10 @@ pub struct Revert {
     /// Only if the process began at this time (field 22 of /proc/PID/stat)
     #[arg(long, value_name = "TICKS", hide = true)]
     pub started_at: Option<u64>,
+
+    /// TiExec itself undoes it later
+    #[arg(long, hide = true)]
+    pub temporary: bool,
 
     /// Wait first, in milliseconds
     #[arg(long, value_name = "MS", hide = true)]

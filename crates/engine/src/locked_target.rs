@@ -17,12 +17,14 @@ use tiexec_remap::images::Images;
 use tiexec_remap::lock::Lock;
 use tiexec_remap::mapped;
 use tiexec_remap::policy::Policy;
+use tiexec_remap::record::By;
 use tiexec_remap::workers::{self, Pool, Workers};
 use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::{Pid, process, thp};
 use tiexec_tracee::executor::Local;
 use tiexec_tracee::target::Target;
 
+use crate::identity::Identity;
 use crate::journal::Record;
 use crate::policy::{policy, unsupported};
 use crate::watch::times;
@@ -60,6 +62,9 @@ pub struct LockedTarget {
     pub lock: Lock,
     /// How the orders search for a thread.
     pub search: Search,
+    /// True if TiExec itself undoes the work later: a drain of the agent, a canary, a benchmark. Such work says nothing
+    /// about what the operator wants: it takes no revert of the operator's back, and is none itself.
+    pub temporary: bool,
     workers: Workers,
 }
 
@@ -113,7 +118,7 @@ impl LockedTarget {
             Lock::take(process)
         })?;
         let workers = pool.workers(&target)?;
-        Ok(Self { target, lock, search: Search::ONLY, workers })
+        Ok(Self { target, lock, search: Search::ONLY, temporary: false, workers })
     }
 
     /// Opens and locks this very process.
@@ -123,7 +128,7 @@ impl LockedTarget {
     pub fn this() -> Result<Self, Failure> {
         let target = this_process()?;
         let lock = Lock::take(&target.process)?;
-        Ok(Self { target, lock, search: Search::ONLY, workers: Workers::none() })
+        Ok(Self { target, lock, search: Search::ONLY, temporary: false, workers: Workers::none() })
     }
 
     /// Returns the order to treat the process. Its deadline is that of staging, not that of a launch.
@@ -163,6 +168,9 @@ impl LockedTarget {
         images: &mut Images,
     ) -> Result<Treated, Failure> {
         let treated = treated(order, || attach(order, images))?;
+        if !self.temporary && !order.policy.dry_run {
+            self.note_reverted(None);
+        }
         let attached = &treated.attached;
         if attached.touched_it() {
             self.record("attach", attached.plan.huge_bytes(), attached.failure.as_ref());
@@ -188,13 +196,54 @@ impl LockedTarget {
         self.record("attach", 0, Some(failure));
     }
 
+    /// Returns whether the program has no text of TiExec's because somebody wants it so. TiExec leaves it alone then.
+    /// `had_copies` says whether the caller has seen copies in it.
+    pub fn stays_reverted(&self, had_copies: bool) -> bool {
+        let is_wanted = match self.reverted() {
+            Some(by) => by == By::Operator,
+            // A revert of another user, or from inside the process, is not in this user's record.
+            None => had_copies,
+        };
+        is_wanted && self.has_text_of_ours() == Some(false)
+    }
+
+    /// Returns who reverted the program last, if this user's record says so.
+    fn reverted(&self) -> Option<By> {
+        self.lock.record()?.reverted(Identity::of(&self.target.process)?.program())
+    }
+
+    fn note_reverted(&self, by: Option<By>) {
+        if let Some((record, identity)) = self.lock.record().zip(Identity::of(&self.target.process))
+        {
+            record.note_reverted(identity.program(), by);
+        }
+    }
+
+    /// Writes down who reverts. The record is written before the revert, so that a TiExec that is killed in between
+    /// leaves no revert without one.
+    fn note_revert(&self) {
+        let before = self.reverted();
+        if before.is_none() && self.has_text_of_ours() == Some(false) {
+            return;
+        }
+        match (self.temporary, before) {
+            (true, Some(By::Operator)) => {}
+            (true, _) => self.note_reverted(Some(By::TiExec)),
+            (false, _) => self.note_reverted(Some(By::Operator)),
+        }
+    }
+
     /// Puts the file's own text back, once. With `dry_run`, only looks. The journal gets a record if that did something to
     /// the process.
     ///
     /// # Errors
     /// The work could not begin; the process is as it was.
     pub fn revert_once(&self, dry_run: bool) -> Result<Reverted, Failure> {
-        let reverted = revert(&self.order(policy(&Settings::default(), dry_run)?))?;
+        let order = self.order(policy(&Settings::default(), dry_run)?);
+        if !dry_run {
+            self.note_revert();
+        }
+        let reverted = revert(&order)?;
         if reverted.stop.is_some() {
             self.record("revert", reverted.reverted, reverted.failure.as_ref());
         }

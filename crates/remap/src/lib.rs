@@ -27,6 +27,7 @@ pub mod pagecache;
 pub mod policy;
 mod program;
 mod protection;
+pub mod record;
 mod runtime_directory;
 mod snapshot;
 pub mod sources;

@@ -33,6 +33,7 @@ use tiexec_tracee::Failure;
 
 use crate::credentials;
 use crate::files;
+use crate::record::Record;
 use crate::runtime_directory;
 
 /// The file in the directory whose time says when files of ended processes were last removed.
@@ -79,12 +80,12 @@ impl Lock {
         }
     }
 
-    /// Returns the file of the lock, open for reading and writing. Its content stays for the next TiExec of this
-    /// user that works on this process. An empty file is removed when the lock is dropped, any other some time
-    /// after the process has ended. `None` if the lock is not a file of this user's.
-    pub fn record(&self) -> Option<&File> {
+    /// Returns the record in the file of the lock. It stays for the next TiExec of this user that works on this
+    /// process. A file without one is removed when the lock is dropped, any other some time after the process has
+    /// ended. `None` if the lock is not a file of this user's.
+    pub fn record(&self) -> Option<Record<'_>> {
         match &self.0 {
-            Held::File { file, .. } => Some(file),
+            Held::File { file, .. } => Some(Record::in_file(file)),
             _ => None,
         }
     }
@@ -103,7 +104,7 @@ impl Drop for Lock {
         // A child that was forked meanwhile has the lock too, but must not release it.
         match &self.0 {
             Held::File { directory, name, file, taken_by } if *taken_by == process::this() => {
-                if fstat(file).is_ok_and(|stat| stat.st_size == 0) && is_at(directory, name, file) {
+                if Record::in_file(file).is_empty() && is_at(directory, name, file) {
                     let _stays_for_the_sweep = files::remove(directory, name);
                 }
                 unlock(file);

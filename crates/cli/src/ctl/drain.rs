@@ -30,7 +30,7 @@ fn drain() -> u8 {
         warn(format_args!("cannot tell whether the agent has stopped its work: {why}"));
         return exit::FAILED;
     }
-    let status = attach::run_revert(&Revert { all: true, ..Revert::default() });
+    let status = attach::run_revert(&Revert { all: true, temporary: true, ..Revert::default() });
     warn("tiexecd begins nothing until `tiexecctl agent resume`, or the next boot");
     status
 }

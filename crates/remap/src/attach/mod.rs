@@ -23,7 +23,6 @@ mod verify;
 mod waits;
 mod written;
 
-use std::fs::File;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::RemoteAddr;
@@ -61,6 +60,7 @@ use waits::{Wait, Waits};
 
 use crate::images::Images;
 use crate::policy::Policy;
+use crate::record::Record;
 use crate::switch::{Company, Shared, Surroundings};
 use crate::workers::{Fetcher, Workers};
 
@@ -81,8 +81,8 @@ pub struct AttachOrder<'a> {
     pub patience: Duration,
     /// How long earlier attempts have looked already.
     pub looked: Duration,
-    /// The file in which TiExec remembers something about the process; see [`Lock::record`](crate::lock::Lock::record).
-    pub record: Option<&'a File>,
+    /// What TiExec remembers about the process; see [`Lock::record`](crate::lock::Lock::record).
+    pub record: Option<Record<'a>>,
     /// True if one stop may make several calls in a row, which a signal ends.
     pub batches: bool,
     /// How many seccomp filters the process and this one had in common when this one was forked; 0 if it was not

@@ -3,15 +3,14 @@
 //! The timeout of such a wait begins again. A thread that is stopped often enough would never see it. So TiExec has a wait made
 //! again only until it would have ended without TiExec. A later stop in the same wait ends it, as the timeout would have.
 //! Where the end is not known, TiExec leaves the thread alone until it has returned from the wait. The record outlives this
-//! TiExec: an attach and the revert after it are two processes. It lies in the file of the
-//! [lock](crate::lock::Lock::record).
-
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+//! TiExec: an attach and the revert after it are two processes. It is the notes of the
+//! process's [record](crate::record).
 
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::threads;
+
+use crate::record::Record;
 
 /// The most waits that are remembered of one process.
 const MOST: usize = 64;
@@ -57,16 +56,15 @@ type Known = (Wait, u64);
 /// The waits of one process that were made again.
 #[derive(Debug)]
 pub(super) struct Waits<'a> {
-    record: Option<&'a File>,
+    record: Option<Record<'a>>,
     known: Vec<Known>,
 }
 
 impl<'a> Waits<'a> {
     /// Reads the record. Without a record, only this TiExec's own waits are known.
-    pub(super) fn read(record: Option<&'a File>) -> Self {
-        let mut text = vec![0; LONGEST];
-        let len = record.and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
-        Self { record, known: parse(&text[..len]) }
+    pub(super) fn read(record: Option<Record<'a>>) -> Self {
+        let text = record.map_or_else(Vec::new, |record| record.notes(LONGEST));
+        Self { record, known: parse(&text) }
     }
 
     /// Returns whether a wait of the thread was made again.
@@ -89,13 +87,13 @@ impl<'a> Waits<'a> {
         self.known.push((wait, until));
         let surplus = self.known.len().saturating_sub(MOST);
         self.known.drain(..surplus);
-        let Some(file) = self.record else { return };
+        let Some(record) = self.record else { return };
         let line = |&(Wait { tid, began, call, slept }, until): &Known| {
             format!("{} {began} {call} {slept} {until}\n", tid.as_raw_nonzero())
         };
         let text: String = self.known.iter().map(line).collect();
         // Without room for a record, only this TiExec knows.
-        let _unrecorded = file.set_len(0).and_then(|()| file.write_all_at(text.as_bytes(), 0));
+        let _unrecorded = record.replace_notes(text.as_bytes());
     }
 }
 
@@ -125,10 +123,10 @@ mod tests {
     #[test]
     fn a_wait_is_over_once_the_thread_has_slept_again() {
         let file = tempfile::tempfile().expect("a file");
-        let mut waits = Waits::read(Some(&file));
+        let mut waits = Waits::read(Some(Record::in_file(&file)));
         assert_eq!(waits.end_of(&wait(7, 5, 232, 10)), None);
         waits.note(wait(7, 5, 232, 10), 99);
-        let again = Waits::read(Some(&file));
+        let again = Waits::read(Some(Record::in_file(&file)));
         for waits in [&waits, &again] {
             assert_eq!(waits.end_of(&wait(7, 5, 232, 9)), Some(99));
             assert_eq!(waits.end_of(&wait(7, 5, 232, 10)), Some(99));
@@ -144,12 +142,12 @@ mod tests {
     #[test]
     fn a_record_stays_short_and_garbage_is_no_wait() {
         let file = tempfile::tempfile().expect("a file");
-        let mut waits = Waits::read(Some(&file));
+        let mut waits = Waits::read(Some(Record::in_file(&file)));
         for tid in 1..=i32::try_from(MOST).expect("a small number") + 9 {
             waits.note(wait(tid, u64::MAX, i64::MIN, u64::MAX - 1), u64::MAX);
         }
-        assert!(file.metadata().expect("metadata").len() <= LONGEST as u64);
-        assert_eq!(Waits::read(Some(&file)).known, waits.known);
+        assert!(Record::in_file(&file).notes(usize::MAX).len() <= LONGEST);
+        assert_eq!(Waits::read(Some(Record::in_file(&file))).known, waits.known);
         assert_eq!(waits.known.len(), MOST);
         assert_eq!(parse(b"\xff\n1 2 3 4\nx 1 2 3 4\n1 2 -3 4\n0 1 2 3 4\n"), []);
     }

@@ -194,14 +194,15 @@ pub(crate) fn named(targets: &Targets) -> bool {
     !targets.pids.is_empty()
 }
 
-/// Puts processes onto copies, or reverts them if `settings` is `None`. Reports only errors. Returns the exit status.
-pub(crate) fn switch(pids: &[Pid], settings: Option<&Settings>) -> u8 {
+/// Puts processes onto copies, or reverts them if `settings` is `None`; `temporary` as in [`LockedTarget`]. Reports only
+/// errors. Returns the exit status.
+pub(crate) fn switch(pids: &[Pid], settings: Option<&Settings>, temporary: bool) -> u8 {
     let Some(settings) = settings else {
-        let options = Revert { quiet: true, ..Revert::default() };
+        let options = Revert { quiet: true, temporary, ..Revert::default() };
         let one = |pid, pool: &mut Pool, turn| revert_one(pid, &options, pool, turn);
         return each("revert", pids, false, one);
     };
-    let options = Attach { quiet: true, ..Attach::default() };
+    let options = Attach { quiet: true, temporary, ..Attach::default() };
     let mut images = Images::default();
     each("attach to", pids, false, |pid, pool, turn| {
         attach_one(pid, &options, settings, None, &mut images, pool, turn)
@@ -259,7 +260,7 @@ fn attach_one(
         Ok(locked) => locked,
         Err(failure) => return Some(failed_of("attach to", pid, &failure, &options.targets)),
     };
-    locked.search = turn.search;
+    (locked.search, locked.temporary) = (turn.search, options.temporary);
     if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
         return Some(exit::GONE);
     }
@@ -405,7 +406,7 @@ fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool, turn: Turn) -> Option
         Ok(locked) => locked,
         Err(failure) => return Some(failed_of("revert", pid, &failure, &options.targets)),
     };
-    locked.search = turn.search;
+    (locked.search, locked.temporary) = (turn.search, options.temporary);
     if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
         return Some(exit::GONE);
     }

@@ -150,7 +150,9 @@ impl Slices<'_> {
                 command.args(&self.options.option)
             }
         };
-        command.args(["--quiet", &self.pid.as_raw_nonzero().to_string()]).stdin(Stdio::null());
+        command
+            .args(["--temporary", "--quiet", &self.pid.as_raw_nonzero().to_string()])
+            .stdin(Stdio::null());
         // The command gets its own process group, so that Ctrl-C does not reach it. It goes on if the bench ends: a revert must not stop halfway.
         command.process_group(0);
         match command.status() {

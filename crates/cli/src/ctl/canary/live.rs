@@ -171,12 +171,21 @@ impl<'a> Live<'a> {
                 })?;
             }
             let settings = (arm == Arm::Copies).then_some(self.settings);
-            match attach::switch(&pids, settings) {
+            match attach::switch(&pids, settings, true) {
                 exit::OK | exit::PARTIAL | exit::GONE => {}
                 status => return Err(End::Failed(status)),
             }
         }
         self.pids().map(drop)
+    }
+
+    /// Puts all processes onto copies for good.
+    pub(super) fn keep(&mut self) -> Result<(), End> {
+        self.switch(Arm::Copies)?;
+        match attach::switch(&self.pids()?, Some(self.settings), false) {
+            exit::OK | exit::PARTIAL | exit::GONE => Ok(()),
+            status => Err(End::Failed(status)),
+        }
     }
 
     /// Checks that the attach made copies.
@@ -234,7 +243,7 @@ impl<'a> Live<'a> {
         };
         let others = left(self.members.iter().filter_map(lives).collect());
         if !others.is_empty() {
-            let _said = attach::switch(&others, None);
+            let _said = attach::switch(&others, None, true);
         }
         match left(others).first() {
             None => {

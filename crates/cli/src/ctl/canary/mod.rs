@@ -424,7 +424,7 @@ impl<'a> Run<'a> {
         let mut is_kept = false;
         let mut status = match &end {
             End::Known | End::Time if verdict == Verdict::Better => {
-                is_kept = self.live.switch(Arm::Copies).is_ok() && interrupt::signal().is_none();
+                is_kept = self.live.keep().is_ok() && interrupt::signal().is_none();
                 if is_kept { exit::OK } else { exit::PARTIAL }
             }
             End::Known | End::Time => exit::NOT_BETTER,

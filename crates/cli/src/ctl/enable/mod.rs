@@ -511,12 +511,7 @@ fn revert_now(manager: Manager, unit: &str) -> u8 {
         let (unit, user) = if manager.user { (None, name) } else { (name, None) };
         attach::run_revert(&Revert {
             targets: Targets { unit, user, ..Default::default() },
-            all: false,
-            dry_run: false,
-            json: false,
-            quiet: false,
-            started_at: None,
-            after: None,
+            ..Revert::default()
         })
     })
 }
