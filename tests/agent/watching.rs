@@ -142,6 +142,26 @@ fn a_clock_that_jumps_changes_nothing() {
     }
 }
 
+/// The agent's clock runs at a tenth of its speed, so its next look at all processes is ten minutes away.
+#[test]
+fn a_daemon_is_found_before_the_next_look_at_all() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let (first, other) = (files.program("hold", 6, "a/hold"), files.program("brood", 6, "a/brood"));
+    files.attach_below("a", "a");
+    let held = hold(&first);
+    let agent = agent_with(&files, "clock_slow");
+    eventually_switched(&held);
+    // The program forks at once, so the child inherits no copies.
+    let mut brood = Run::new(&other, ["1"]).plain().start();
+    brood.wait_line("ready");
+    let child = brood.said("child").and_then(|child| child.parse().ok()).expect("it says so");
+    eventually(&format!("{child} is switched"), || switched(child) > 0);
+    stop(agent);
+    brood.finish().assert_code(7);
+    held.finish().assert_code(7);
+}
+
 #[test]
 fn without_perf_it_polls() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");

@@ -11,7 +11,7 @@
 //! - [`speak`]: the agent's answers to clients, and `metrics`: the figures.
 //! - [`off`]: the files that stop the agent from starting work.
 //! - [`nodes`]: the share of nodes on which a rule acts.
-//! - `young`: processes that have not run for `min-age`.
+//! - `young`: processes that have not run for `min-age`; `forked`: those of them that were forked and execute nothing.
 //! - [`state`]: the builds in quarantine, which survive a restart; [`verdicts`]: the findings of canaries; [`canary`]:
 //!   the files of canaries, and the undo of a killed canary.
 //!
@@ -23,6 +23,7 @@
 pub mod canary;
 pub mod decide;
 mod events;
+mod forked;
 pub mod guard;
 mod kept;
 pub mod machine;

@@ -27,6 +27,7 @@ use tiexec_sys::{Pid, cgroup_namespace, interrupt, pidfd, process, with_symbols}
 use crate::canary::{Canaries, Member, TakenBack};
 use crate::decide::age;
 use crate::events::Events;
+use crate::forked::Forked;
 use crate::guard::Guard;
 use crate::kept::{Locked, Stamp};
 use crate::machine::Machine;
@@ -167,6 +168,8 @@ pub struct Agent<'a> {
     known: HashMap<Pid, Known>,
     /// Processes that began a program, and the time of that report.
     begun: Young,
+    /// Processes that were forked, and have begun no program.
+    forked: Forked,
     looked_at_all: Option<Instant>,
     surroundings: Surroundings,
     wanted: VecDeque<Wanted>,
@@ -233,6 +236,7 @@ impl<'a> Agent<'a> {
             told: false,
             known: HashMap::new(),
             begun: Young::default(),
+            forked: Forked::default(),
             looked_at_all: None,
             surroundings: Surroundings::default(),
             wanted: VecDeque::new(),
@@ -548,6 +552,8 @@ impl<'a> Agent<'a> {
             let news = self.events.read();
             self.read_at = now;
             if self.rules.least_age().is_some() {
+                self.forked.forget(news.ended.iter().chain(&news.execs));
+                self.forked.add(news.forks, now);
                 self.begun.add(news.execs, now);
             }
             if news.lost && self.looked_at_all.is_some_and(|last| last.elapsed() >= PAUSE) {
@@ -556,20 +562,31 @@ impl<'a> Agent<'a> {
         }
         let Some(least) = self.rules.least_age() else {
             self.begun.clear();
+            self.forked.clear();
             return;
         };
-        for (pid, begun) in self.begun.take_older(now, least) {
-            // Most programs have ended by now.
-            if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) {
-                continue;
-            }
-            let identity = ProcDir::of(pid).ok().and_then(|process| Identity::of(&process));
-            let Some(identity) = identity else { continue };
-            if self.known.get(&pid).is_none_or(|known| known.identity != identity) {
-                let known = Known { begun: Some(begun), ..Known::new(identity, now) };
-                self.known.insert(pid, known);
+        for (pid, begun) in self.begun.take_older(now, least, usize::MAX) {
+            let Some(identity) = self.new_program(pid) else { continue };
+            let known = Known { begun: Some(begun), ..Known::new(identity, now) };
+            self.known.insert(pid, known);
+        }
+        for (pid, begun) in self.forked.take_older(now, least) {
+            let Some(identity) = self.new_program(pid) else { continue };
+            if !self.begun.contains(pid) && !self.forked.was_seen(identity.program(), begun) {
+                self.known.insert(pid, Known::new(identity, now));
             }
         }
+    }
+
+    /// Returns the program that the process runs, if the process lives and the agent does not know the program.
+    fn new_program(&self, pid: Pid) -> Option<Identity> {
+        // Most have ended by now.
+        if rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH) {
+            return None;
+        }
+        let identity = ProcDir::of(pid).ok().and_then(|process| Identity::of(&process))?;
+        let is_known = self.known.get(&pid).is_some_and(|known| known.identity == identity);
+        (!is_known).then_some(identity)
     }
 
     /// Scans all processes for new and for ended ones.
@@ -600,6 +617,7 @@ impl<'a> Agent<'a> {
         }
         self.known.retain(|pid, _| alive.contains(pid));
         self.begun.retain(&alive);
+        self.forked.begin_anew(&alive);
         self.metrics.set_reconcile(now.elapsed().as_secs_f64());
         self.first.retain(|_, since| since.elapsed() < REMEMBERED);
         self.refused.retain(|_, since| since.elapsed() < PENALTY);
@@ -635,18 +653,18 @@ impl<'a> Agent<'a> {
                 continue;
             };
             known.pod_uid.clone_from(&facts.pod_uid);
-            let Some(rule) = self.rules.rules.iter().position(|rule| rule.matches(&facts)) else {
+            let rule = self.rules.rules.iter().position(|rule| rule.matches(&facts));
+            let Some(rule) = rule.filter(|&rule| self.rules.rules[rule].action.acts()) else {
+                self.forked.note_look(facts.identity.program(), now);
                 continue;
             };
-            let min_age = match self.rules.rules[rule].action {
-                action if action.acts() => self.rules.rules[rule].min_age,
-                _ => continue,
-            };
+            let min_age = self.rules.rules[rule].min_age;
             let age = known.begun.map_or_else(|| age(&facts), |begun| now.duration_since(begun));
             if let Some(left) = min_age.checked_sub(age).filter(|left| !left.is_zero()) {
                 known.due = Some(now + left);
                 continue;
             }
+            self.forked.note_look(facts.identity.program(), now);
             self.wanted.push_back(Wanted { pid, facts, rule });
         }
     }

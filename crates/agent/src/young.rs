@@ -27,11 +27,30 @@ impl Young {
         self.began.contains_key(&pid)
     }
 
-    /// Removes and returns the processes that began at least `age` ago, with the time of each.
-    pub(crate) fn take_older(&mut self, now: Instant, age: Duration) -> Vec<(Pid, Instant)> {
+    pub(crate) fn len(&self) -> usize {
+        self.began.len()
+    }
+
+    /// Forgets processes that have ended.
+    pub(crate) fn forget<'a>(&mut self, pids: impl IntoIterator<Item = &'a Pid>) {
+        for pid in pids {
+            self.began.remove(pid);
+        }
+        if self.order.len() > 2 * self.began.len() + 1024 {
+            self.order.retain(|(pid, began)| self.began.get(pid) == Some(began));
+        }
+    }
+
+    /// Removes and returns at most `most` processes that began at least `age` ago, with the time of each.
+    pub(crate) fn take_older(
+        &mut self,
+        now: Instant,
+        age: Duration,
+        most: usize,
+    ) -> Vec<(Pid, Instant)> {
         let mut old = Vec::new();
         while let Some(&(pid, began)) = self.order.front() {
-            if now.duration_since(began) < age {
+            if old.len() >= most || now.duration_since(began) < age {
                 break;
             }
             self.order.pop_front();
@@ -54,6 +73,12 @@ impl Young {
         self.order.retain(|(pid, began)| self.began.get(pid) == Some(began));
     }
 
+    /// Returns how much is remembered.
+    #[cfg(test)]
+    pub(crate) fn entries(&self) -> usize {
+        self.order.len()
+    }
+
     /// Forgets all.
     pub(crate) fn clear(&mut self) {
         self.began.clear();
@@ -74,12 +99,12 @@ mod tests {
         young.add([pid(1)], start + second);
         young.add([pid(1)], start + second);
         assert_eq!(young.first(), Some(start));
-        assert_eq!(young.take_older(start + second / 2, second), []);
-        assert_eq!(young.take_older(start + second, second), [(pid(2), start)]);
+        assert_eq!(young.take_older(start + second / 2, second, 9), []);
+        assert_eq!(young.take_older(start + second, second, 9), [(pid(2), start)]);
         assert!(young.contains(pid(1)) && !young.contains(pid(2)));
         young.add([pid(3)], start + 2 * second);
         young.retain(&HashSet::from([pid(1)]));
-        assert_eq!(young.take_older(start + 9 * second, second), [(pid(1), start + second)]);
+        assert_eq!(young.take_older(start + 9 * second, second, 9), [(pid(1), start + second)]);
         assert_eq!(young.first(), None);
     }
 }

@@ -1,7 +1,7 @@
 //! Watches what processes start and map, by perf_event_open(2).
 //!
 //! A dummy software event counts nothing. The event exists for the records that the kernel writes beside it: of each
-//! exec, and of each executable mapping. Children inherit it however they are made (`vfork`, `posix_spawn`, `CLONE_VM`,
+//! exec, and of each executable mapping, or of each fork. Children inherit it however they are made (`vfork`, `posix_spawn`, `CLONE_VM`,
 //! and with a new session). It stops no process, and needs `perf_event_paranoid` ≤ 2 for processes of one's own. A
 //! program that runs with more privilege than its user loses the event at its exec (`begin_new_exec` in `fs/exec.c`),
 //! and so keeps its privileges.
@@ -15,7 +15,7 @@ use tiexec_core::perf::records::{Record, parse};
 use crate::error::SysError;
 use crate::perf_event::{
     Attributes, COMM, COMM_EXEC, EXCLUDE_HV, EXCLUDE_KERNEL, MMAP, MMAP2, PERF_COUNT_SW_DUMMY,
-    PERF_TYPE_SOFTWARE, Rings, WATERMARK, poll_unblocked,
+    PERF_TYPE_SOFTWARE, Rings, TASK, WATERMARK, poll_unblocked,
 };
 pub use crate::perf_event::{Heirs, Woken};
 
@@ -53,14 +53,27 @@ impl Watch {
     /// # Errors
     /// EACCES, EPERM without CAP_PERFMON, or if a filter forbids it.
     pub fn open_everywhere() -> Result<Self, SysError> {
+        Self::of_all(COMM | COMM_EXEC, Self::MOST)
+    }
+
+    /// Watches all processes for forks and ends only. They have buffers of their own, so that a storm of forks costs no
+    /// record of an exec.
+    ///
+    /// # Errors
+    /// As [`open_everywhere`](Self::open_everywhere).
+    pub fn open_forks_everywhere() -> Result<Self, SysError> {
+        Self::of_all(TASK, Self::MOST / 2)
+    }
+
+    fn of_all(records: u64, most: usize) -> Result<Self, SysError> {
         let attributes = Attributes {
             kind: PERF_TYPE_SOFTWARE,
             config: PERF_COUNT_SW_DUMMY,
-            flags: EXCLUDE_KERNEL | EXCLUDE_HV | WATERMARK | COMM | COMM_EXEC,
-            wakeup_watermark: (Self::MOST / 2) as u32,
+            flags: EXCLUDE_KERNEL | EXCLUDE_HV | WATERMARK | records,
+            wakeup_watermark: (most / 2) as u32,
             ..Attributes::default()
         };
-        Rings::open_everywhere(&attributes, Self::MOST).map(Self)
+        Rings::open_everywhere(&attributes, most).map(Self)
     }
 
     /// Returns the descriptors to poll.

@@ -5,6 +5,8 @@ use crate::proc::maps::FileId;
 
 const LOST: u32 = 2;
 const COMM: u32 = 3;
+const EXIT: u32 = 4;
+const FORK: u32 = 7;
 const MMAP2: u32 = 10;
 /// `PERF_RECORD_MISC_COMM_EXEC`: the name changed by an exec.
 const COMM_EXEC: u16 = 1 << 13;
@@ -16,6 +18,16 @@ const MMAP_BUILD_ID: u16 = 1 << 14;
 pub enum Record {
     /// A process began another program.
     Exec {
+        /// The process.
+        pid: u32,
+    },
+    /// A process was forked. Threads that start are not reported.
+    Forked {
+        /// The new process.
+        pid: u32,
+    },
+    /// The first thread of a process ended, and with it nearly always the process.
+    Ended {
         /// The process.
         pid: u32,
     },
@@ -42,6 +54,16 @@ pub fn parse(record: &[u8]) -> Option<Record> {
     match u32_at(0)? {
         LOST => Some(Record::Lost),
         COMM if misc & COMM_EXEC != 0 => Some(Record::Exec { pid: u32_at(8)? }),
+        // The fields are pid, ppid, tid, ptid (`struct perf_task_event` in `kernel/events/core.c`). The parent of a
+        // new thread is its own process.
+        FORK => {
+            let (pid, parent) = (u32_at(8)?, u32_at(12)?);
+            (pid != parent).then_some(Record::Forked { pid })
+        }
+        EXIT => {
+            let (pid, tid) = (u32_at(8)?, u32_at(16)?);
+            (pid == tid).then_some(Record::Ended { pid })
+        }
         MMAP2 => {
             let range = AddrRange::with_len(RemoteAddr::new(u64_at(16)?), u64_at(24)?)?;
             let file = if misc & MMAP_BUILD_ID == 0 {
@@ -79,6 +101,13 @@ mod tests {
         assert_eq!(parse(&exec), Some(Record::Exec { pid: 7 }));
         let renamed = record(COMM, 2, &[7u32, 9].map(u32::to_ne_bytes).concat());
         assert_eq!(parse(&renamed), None);
+        let task = |kind, ids: [u32; 4]| {
+            record(kind, 0, &[&ids.map(u32::to_ne_bytes).concat()[..], &[0; 8]].concat())
+        };
+        assert_eq!(parse(&task(FORK, [8, 7, 8, 7])), Some(Record::Forked { pid: 8 }));
+        assert_eq!(parse(&task(FORK, [7, 7, 9, 7])), None, "a thread");
+        assert_eq!(parse(&task(EXIT, [8, 7, 8, 7])), Some(Record::Ended { pid: 8 }));
+        assert_eq!(parse(&task(EXIT, [7, 1, 9, 1])), None, "a thread");
         let Some(Record::Mapped { pid: 7, range, file, file_offset: 0x1000 }) = parse(&mapped())
         else {
             panic!("{:?}", parse(&mapped()))

@@ -232,6 +232,8 @@ impl<'a> Follower<'a> {
                     let Some(pid) = pid(raw) else { continue };
                     self.mapped(pid, range, file, file_offset);
                 }
+                // This watch does not ask for them.
+                Record::Forked { .. } | Record::Ended { .. } => {}
                 Record::Lost => lost = true,
             }
         }
