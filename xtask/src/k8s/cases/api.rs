@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{PODS, Pod, becomes_huge, delete, huge, mib};
+use super::{PODS, Pod, becomes_huge, delete, huge, mib, start_within};
 use crate::k8s::node::{Cluster, eventually};
 
 const IDLE: [&str; 3] = ["node", "-e", "setInterval(() => {}, 1000)"];
@@ -53,7 +53,9 @@ pub(super) fn away(cluster: &mut Cluster) -> Result<String> {
     let ready =
         || cluster.kubectl(&["get", "node", "node1"]).is_ok_and(|text| text.contains(" Ready"));
     eventually("the node is ready again", 60, ready)?;
-    let new = Pod { name: "new", ..pod }.start(cluster)?;
+    // The client of the kubelet and of the scheduler (client-go) pauses for up to 30 s after a failure, and the one may have to wait
+    // for the other.
+    let new = start_within(cluster, &Pod { name: "new", ..pod }.value(), 120)?;
     let took = becomes_huge(cluster, new)?;
     delete(cluster, &["known", "new"])?;
     Ok(format!(

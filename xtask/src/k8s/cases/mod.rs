@@ -133,10 +133,16 @@ impl Pod<'_> {
 
 /// Starts a pod. Returns its process once it runs.
 fn start(cluster: &Cluster, pod: &Value) -> Result<i32> {
+    start_within(cluster, pod, 60)
+}
+
+/// As [`start`]. The pod must be ready within this many seconds.
+fn start_within(cluster: &Cluster, pod: &Value, seconds: u64) -> Result<i32> {
     let name = pod["metadata"]["name"].as_str().context("a pod without a name")?;
     let namespace = pod["metadata"]["namespace"].as_str().context("a pod without a namespace")?;
     cluster.apply(&pod.to_string())?;
-    let wait = ["-n", namespace, "wait", "--for=condition=Ready", "--timeout=60s", "pod", name];
+    let timeout = format!("--timeout={seconds}s");
+    let wait = ["-n", namespace, "wait", "--for=condition=Ready", &timeout, "pod", name];
     cluster.kubectl(&wait)?;
     cluster.pid(namespace, name)
 }
