@@ -132,6 +132,7 @@ fn status_and_metrics() {
         "tiexec_store_bytes 0\n",
         "tiexec_quarantined 0\n",
         "tiexec_reconcile_seconds ",
+        "tiexec_figures_timestamp_seconds 1",
         "tiexec_build_info{version=\"",
     ] {
         assert!(text.contains(metric), "{metric}: {text}");
@@ -180,7 +181,12 @@ fn status_and_metrics() {
     let late = hold(&copy);
     eventually_switched(&late);
     drop(silent);
+    let tmp = files.public.path();
     stop(agent);
+    assert!(!figures.exists(), "no collector reads the figures of an agent that has ended");
+    let left = std::fs::read_dir(tmp).expect("a directory").flatten();
+    let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().contains("prom")), "{left:?}");
     // Without the agent, `status` has only the kernel's data.
     let told = status_of_machine();
     let shown = row(&told, &copy);

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-use support::attaching::switched;
-use support::child::eventually;
+use support::attaching::{ctl, switched};
+use support::child::{eventually, patience};
 use support::journal;
 use support::machine::Groups;
 use support::{Held, Kind, Run, is_root, program, require, tiexecd};
@@ -27,6 +27,17 @@ fn rules_that_change_hold_for_what_runs() {
     files.attach_below("a", "a");
     agent.signal(libc::SIGHUP);
     eventually_switched(&held);
+    let row = || {
+        let text = ctl(["status"]).out();
+        let row = text.lines().find(|line| line.contains(&*copy.to_string_lossy()));
+        row.map(str::to_owned).unwrap_or_default()
+    };
+    eventually("status tells the outcome", || row().contains("  a: ok, "));
+    // The outcome of a rule goes with the rule. The text stays.
+    std::fs::remove_file(files.conf().join("a.toml")).expect("an own file");
+    agent.signal(libc::SIGHUP);
+    eventually("status tells no outcome", || row().ends_with("  -"));
+    assert!(switched(held.pid()) > 0);
     stop(agent);
     held.finish().assert_code(7);
 }
@@ -64,8 +75,8 @@ fn records_that_are_lost_cost_time_only() {
 fn another_program_with_the_same_number_is_another() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
     const SCRIPT: &str = r#"
-        matched=$1 other=$2
-        shift 2
+        matched=$1 other=$2 ctl=$3
+        shift 3
         "$@" &
         agent=$!
         mkfifo "$other.input"
@@ -84,6 +95,8 @@ fn another_program_with_the_same_number_is_another() {
             until_switched
             end
             run "$other"
+            # The agent does not know yet that the process is another one.
+            "$ctl" status | grep -F "$other" | grep -F "ok, "
             sleep 2
             ! is_switched || echo "attached to another program"
             end
@@ -100,7 +113,7 @@ fn another_program_with_the_same_number_is_another() {
         ["--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c", SCRIPT, "sh"]
             .map(Into::into)
             .into();
-    words.extend([matched.into(), other.into(), tiexecd().into()]);
+    words.extend([matched.into(), other.into(), support::tiexecctl().into(), tiexecd().into()]);
     words.extend(files.args().into_iter().map(Into::into));
     let done = Run::new("unshare", words).plain().output();
     assert_eq!(done.out(), "done\n", "{done}");

@@ -14,6 +14,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::state::now;
+
 /// Most pairs of rule and unit. Each pair has one series, and one more for each of five backings: fewer than 200 in
 /// total.
 const MOST: usize = 33;
@@ -55,6 +57,7 @@ pub(crate) struct Metrics {
     store: Gauge,
     quarantined: Gauge,
     reconcile: Seconds,
+    taken: Gauge,
 }
 
 /// The share of a process in the sums.
@@ -78,8 +81,8 @@ impl Metrics {
         let (text, huge, attach) = (Family::default(), Family::default(), Family::default());
         // A stop lasts 0.1 to 10 ms. A hostile program can make it last a second.
         let stop = Histogram::new([0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0]);
-        let (store, quarantined, reconcile) =
-            (Gauge::default(), Gauge::default(), Seconds::default());
+        let (store, quarantined, reconcile, taken) =
+            (Gauge::default(), Gauge::default(), Seconds::default(), Gauge::default());
         registry.register("text_bytes", "Text of processes that were attached to", text.clone());
         registry.register("text_huge_bytes", "Bytes of it on huge pages", huge.clone());
         registry.register("attach", "Attaches, by outcome", attach.clone());
@@ -91,11 +94,16 @@ impl Metrics {
             "Time that the last look at all processes took",
             reconcile.clone(),
         );
+        registry.register(
+            "figures_timestamp_seconds",
+            "When these figures were taken, in seconds since 1970",
+            taken.clone(),
+        );
         // Only OpenMetrics has the type `info`, so this is a gauge.
         let build: Family<Build, Gauge> = Family::default();
         build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
         registry.register("build_info", "The version of tiexecd", build);
-        Self { registry, text, huge, attach, stop, store, quarantined, reconcile }
+        Self { registry, text, huge, attach, stop, store, quarantined, reconcile, taken }
     }
 
     /// Counts an attach.
@@ -131,6 +139,7 @@ impl Metrics {
                 self.huge.get_or_create(&Huge { rule, unit, backing }).inc_by(gauge(*bytes));
             }
         }
+        self.taken.set(gauge(now()));
         self.store.set(gauge(store_bytes));
         self.quarantined.set(i64::try_from(quarantined).unwrap_or(i64::MAX));
         let mut text = String::new();

@@ -76,8 +76,9 @@ pub enum Level {
 /// The callback that writes a line of the log.
 pub type Log<'a> = Box<dyn FnMut(Level, &str) + 'a>;
 
-/// The callback that puts the figures where a collector reads them; its error says why it could not.
-pub type Publish<'a> = Box<dyn FnMut(&str) -> Result<(), String> + 'a>;
+/// The callback that puts the figures where a collector reads them; `None` takes them away. Its error says why it could
+/// not.
+pub type Publish<'a> = Box<dyn FnMut(Option<&str>) -> Result<(), String> + 'a>;
 
 /// A process that has been seen.
 #[derive(Debug)]
@@ -300,7 +301,7 @@ impl<'a> Agent<'a> {
         Ok(agent)
     }
 
-    /// Sets the callback that publishes the figures, at most every 15 s.
+    /// Sets the callback that publishes the figures, at most every 15 s, and takes them away when the agent ends.
     #[must_use]
     pub fn publishing(self, publish: Publish<'a>) -> Self {
         Self { publish: Some(publish), ..self }
@@ -357,6 +358,7 @@ impl<'a> Agent<'a> {
                 }
                 Some(_) => {
                     self.end_canary();
+                    self.withdraw();
                     return;
                 }
             }
@@ -655,6 +657,8 @@ impl<'a> Agent<'a> {
             known.pod_uid.clone_from(&facts.pod_uid);
             let rule = self.rules.rules.iter().position(|rule| rule.matches(&facts));
             let Some(rule) = rule.filter(|&rule| self.rules.rules[rule].action.acts()) else {
+                // The outcome of a rule that is gone is not true any more.
+                known.last = None;
                 self.forked.note_look(facts.identity.program(), now);
                 continue;
             };

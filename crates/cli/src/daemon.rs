@@ -66,8 +66,18 @@ pub fn run() -> u8 {
     exit::OK
 }
 
-/// Writes the figures to a file that all users may read, because the collector is another user.
-fn publish(path: &Path, text: &str) -> Result<(), String> {
+/// Writes the figures to a file that all users may read, because the collector is another user. Without figures, removes
+/// the file.
+fn publish(path: &Path, text: Option<&str>) -> Result<(), String> {
+    let Some(text) = text else {
+        let removed = Output::at(path).and_then(|output| output.take_back());
+        return removed.map_err(|why| {
+            let path = path.shown();
+            format!(
+                "cannot remove {path}, whose figures are old from now on: {why}; fix: rm {path}"
+            )
+        });
+    };
     let before = rustix::process::umask(Mode::from_raw_mode(0o022));
     let written = Output::at(path).and_then(|output| output.write(text.as_bytes()));
     rustix::process::umask(before);

@@ -819,7 +819,7 @@ pub struct Daemon {
     #[command(flatten)]
     pub files: AgentFiles,
 
-    /// Also write the metrics to this file every 15 s, for node_exporter's textfile collector (NAME.prom)
+    /// Also write the metrics to this file every 15 s, for node_exporter's textfile collector (NAME.prom); removed at the end
     #[arg(long, value_name = "FILE", conflicts_with = "once")]
     pub textfile: Option<PathBuf>,
 

@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno as RawErrno;
 use tiexec_core::escape;
-use tiexec_remap::files::New;
+use tiexec_remap::files::{self, New};
 use tiexec_remap::trusted_directory::{self, Distrust};
 use tiexec_sys::Errno;
 use tiexec_sys::process::without_write_signals;
@@ -107,6 +107,22 @@ impl Output {
                 Ok(new.put(&self.name)?)
             }
             _ => Ok(self.open_there(OFlags::empty())?.write_all(product)?),
+        }
+    }
+
+    /// Takes back what [`write`](Self::write) has written: removes the file, or empties it in a directory where this user
+    /// may remove none. A pipe and a device stay as they are.
+    ///
+    /// # Errors
+    /// The file cannot be removed; it is as it was.
+    pub fn take_back(&self) -> Result<(), Refusal> {
+        match self.what {
+            What::File => match files::remove(&self.directory, &self.name) {
+                Ok(()) | Err(RawErrno::NOENT) => Ok(()),
+                Err(errno) => Err(errno.into()),
+            },
+            What::FixedFile => self.open_there(OFlags::empty()).map(drop),
+            What::Special | What::Descriptor => Ok(()),
         }
     }
 

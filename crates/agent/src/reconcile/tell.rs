@@ -7,7 +7,7 @@ use tiexec_core::escape;
 use tiexec_remap::store::directory;
 use tiexec_sys::Pid;
 
-use super::{Agent, Last, Level};
+use super::{Agent, Known, Last, Level};
 use crate::metrics::Share;
 use crate::off::Off;
 
@@ -34,7 +34,7 @@ impl Agent<'_> {
     }
 
     fn figures(&self) -> String {
-        let shares: Vec<Share> = self.lasts().map(|(_, last)| last.share.clone()).collect();
+        let shares: Vec<Share> = self.lasts().map(|(.., last)| last.share.clone()).collect();
         let store = directory::used_by_the_systems().unwrap_or(0);
         self.metrics.text(&shares, store, self.state.quarantine.len())
     }
@@ -46,22 +46,36 @@ impl Agent<'_> {
         }
         let Some(mut publish) = self.publish.take() else { return };
         self.published = Some(Instant::now());
-        let problem = publish(&self.figures()).err();
+        let problem = publish(Some(&self.figures())).err();
         self.publish = Some(publish);
         self.say_once("figures", Level::Warning, problem.unwrap_or_default());
     }
 
-    fn lasts(&self) -> impl Iterator<Item = (Pid, &Last)> {
-        self.known.iter().filter_map(|(&pid, known)| Some((pid, known.last.as_ref()?)))
+    /// Takes the published figures away, so that nobody takes them for the present ones.
+    pub(super) fn withdraw(&mut self) {
+        if let (Some(publish), Some(_)) = (&mut self.publish, self.published)
+            && let Err(problem) = publish(None)
+        {
+            self.say(Level::Warning, &problem);
+        }
+    }
+
+    fn lasts(&self) -> impl Iterator<Item = (Pid, u64, &Last)> {
+        let last = |(&pid, known)| {
+            let known: &Known = known;
+            Some((pid, known.identity.start_time, known.last.as_ref()?))
+        };
+        self.known.iter().filter_map(last)
     }
 
     fn status(&self) -> serde_json::Value {
         let off = self.rules.rules.iter().filter(|rule| self.state.is_off(&rule.name));
         let processes: Vec<_> = self
             .lasts()
-            .map(|(pid, last)| {
+            .map(|(pid, began, last)| {
                 serde_json::json!({
                     "pid": pid.as_raw_nonzero().get(),
+                    "began": began,
                     "comm": last.comm,
                     "exe": last.exe,
                     "unit": last.share.unit,

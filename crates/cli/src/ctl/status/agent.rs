@@ -8,6 +8,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tiexec_agent::speak::SOCKET;
+use tiexec_engine::locked_target::start_time;
+use tiexec_sys::Pid;
+use tiexec_sys::procfs::ProcDir;
 
 use super::counted;
 
@@ -45,6 +48,9 @@ pub(in crate::ctl) struct Agent {
 #[derive(Deserialize, Clone, Debug)]
 pub(in crate::ctl) struct Process {
     pid: i32,
+    /// When the process began, in clock ticks since boot. An agent of an earlier version does not tell.
+    #[serde(default)]
+    began: Option<u64>,
     pub(in crate::ctl) rule: String,
     pub(in crate::ctl) result: String,
     /// In seconds since 1970.
@@ -123,8 +129,18 @@ impl Agent {
         )
     }
 
-    /// Returns the agent's last outcome for each process.
+    /// Returns the agent's last outcome for each process that is still the same.
     pub(in crate::ctl) fn by_process(&self) -> HashMap<i32, &Process> {
-        self.processes.iter().map(|process| (process.pid, process)).collect()
+        let same = self.processes.iter().filter(|process| process.is_the_same());
+        same.map(|process| (process.pid, process)).collect()
+    }
+}
+
+impl Process {
+    /// Returns whether the process lives. Another process may have its ID by now.
+    fn is_the_same(&self) -> bool {
+        let process = Pid::from_raw(self.pid).and_then(|pid| ProcDir::of(pid).ok());
+        let begun = process.and_then(|process| start_time(&process));
+        begun.is_some() && self.began.is_none_or(|began| begun == Some(began))
     }
 }
