@@ -8,6 +8,7 @@ mod becomes_pid1;
 mod becomes_signals;
 mod becomes_terminal;
 mod called;
+mod counted;
 mod environment;
 mod executable_places;
 mod follow;

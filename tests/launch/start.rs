@@ -19,7 +19,7 @@ use support::{
 };
 
 /// A library with this many MiB of text, which stays in the page cache in small folios.
-fn library(dir: &Path, mib: u32) -> PathBuf {
+pub(crate) fn library(dir: &Path, mib: u32) -> PathBuf {
     let library = cold_library(dir, mib);
     keep_small(&library);
     library
@@ -39,12 +39,12 @@ fn cold_library(dir: &Path, mib: u32) -> PathBuf {
 }
 
 /// A program that works for a moment and then loads that library.
-fn loads(library: &Path) -> Run {
+pub(crate) fn loads(library: &Path) -> Run {
     Run::new(program("late", Kind::DynamicPie), ["busy".as_ref(), library.as_os_str()])
 }
 
 /// Bytes of the library's text that are huge.
-fn huge_of(pid: i32, library: &Path) -> u64 {
+pub(crate) fn huge_of(pid: i32, library: &Path) -> u64 {
     let name = library.file_name().expect("a name").to_string_lossy().into_owned();
     let is_its = |vma: &Vma| vma.path.contains(&name);
     vmas(pid).iter().filter(|vma| is_its(vma)).map(Vma::huge).sum()

@@ -5,4 +5,5 @@ mod boots;
 mod canary;
 mod enable;
 mod kinds;
+mod launch;
 mod wait_exec;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use tiexec_core::addr::mib;
 use tiexec_core::escape::AsShown;
-use tiexec_core::proc::cgroup::{CgroupFiles, memory_cgroup};
+use tiexec_core::proc::cgroup::memory_cgroup;
 use tiexec_core::proc::meminfo;
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::cgroup_namespace;
@@ -93,7 +93,7 @@ fn check_cgroups(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
         return Ok(());
     };
     let Some(memory) = memory_cgroup(&cgroup, &mounts) else { return Ok(()) };
-    for directory in ancestors(&memory) {
+    for directory in memory.directories() {
         let Some(left) = left_in(&directory, memory.unified) else { continue };
         if left < bytes.saturating_add(MARGIN) {
             let detail = format!(
@@ -140,13 +140,13 @@ pub(crate) fn charged_to(process: &ProcDir) -> Result<Option<PathBuf>, Failure> 
         );
         return Err(Failure::new(FailureKind::MemcgHeadroom, what));
     }
-    let Some(directory) = ancestors(&memory).next() else { return Ok(None) };
+    let Some(directory) = memory.directories().next() else { return Ok(None) };
     let events = std::fs::read_to_string(directory.join("cgroup.events"));
     if events.is_ok_and(|events| events.lines().any(|line| line == "frozen 1")) {
         let what = format!("{} is frozen", directory.shown());
         return Err(Failure::new(FailureKind::NoThread, what));
     }
-    for directory in ancestors(&memory) {
+    for directory in memory.directories() {
         let group = std::fs::read_to_string(directory.join("memory.oom.group"));
         if group.is_ok_and(|group| group.trim() == "1") {
             let what = format!(
@@ -158,16 +158,6 @@ pub(crate) fn charged_to(process: &ProcDir) -> Result<Option<PathBuf>, Failure> 
         }
     }
     Ok(Some(directory))
-}
-
-/// Returns the cgroup's own directory and those above it, up to the mount.
-fn ancestors(memory: &CgroupFiles) -> impl Iterator<Item = PathBuf> {
-    use std::ffi::OsStr;
-    use std::os::unix::ffi::OsStrExt;
-    let mount = PathBuf::from(OsStr::from_bytes(&memory.mount));
-    let below = PathBuf::from(OsStr::from_bytes(&memory.below));
-    let own: Vec<PathBuf> = below.ancestors().map(|part| mount.join(part)).collect();
-    own.into_iter()
 }
 
 /// Returns how many bytes a cgroup may still charge; `None` without a limit.

@@ -480,6 +480,11 @@ pub fn this() -> Pid {
     rustix::process::getpid()
 }
 
+/// `getppid()` — `None` if the parent is in a PID namespace above.
+pub fn parent() -> Option<Pid> {
+    rustix::process::getppid()
+}
+
 /// `kill(pid, SIGKILL)`.
 ///
 /// # Errors

@@ -16,7 +16,8 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::report::Report;
 use tiexec_core::select::Select;
 use tiexec_core::skip::{Reason, SkipReason};
-use tiexec_engine::follow::companion::{self, Begun, Companion};
+use tiexec_engine::follow::companion::{self, Begun, Companion, UnderSubreaper};
+use tiexec_engine::follow::counted::{self, Counted};
 use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
 use tiexec_engine::hottest;
 use tiexec_engine::launch::image_file::{is_executable, missing_interpreter, search};
@@ -88,7 +89,9 @@ impl Launcher {
         // The watch process becomes an orphan while this process examines the program.
         let watch = self.begin_watch();
         let start = self.as_launch().prepare();
-        self.keep_watch(watch, start.as_ref().err());
+        if let Some(watch) = watch {
+            self.keep_watch(watch, start.as_ref().err());
+        }
         match start {
             Ok(Start::Held(caller)) => self.held(&caller),
             Ok(Start::HugeAlready) => self.exec(),
@@ -131,7 +134,10 @@ impl Launcher {
             Some(Sink::Stderr) => vec![stderr.as_fd()],
             None => Vec::new(),
         };
-        let started = companion::begin(Some(heirs), &keep, |program, watch| {
+        // The user has asked for the companion, so it starts also where somebody counts it.
+        self.say_counted(counted::by_whom().as_ref());
+        let stays = UnderSubreaper::Stays;
+        let started = companion::begin(Some(heirs), stays, &keep, |program, watch| {
             let write = |report: &Report| {
                 if let Some(sink) = &self.sink {
                     sink.write(&self.render(report));
@@ -157,7 +163,8 @@ impl Launcher {
             }
         });
         match started.and_then(Begun::finish) {
-            Ok(Companion { pid, no_watch }) => {
+            Ok(Companion { pid, subreaper, no_watch }) => {
+                self.say_counted(subreaper.map(Counted::Subreaper).as_ref());
                 if let (Some(why), Some(_)) = (&no_watch, budget) {
                     complain(&format_args!(
                         "{}: text stays on base pages: what is hottest cannot be told: {why}",

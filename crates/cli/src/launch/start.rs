@@ -9,7 +9,8 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
 use tiexec_core::report::Report;
 use tiexec_core::skip::{Reason, SkipReason};
-use tiexec_engine::follow::companion::{self, Begun};
+use tiexec_engine::follow::companion::{self, Begun, Companion, UnderSubreaper};
+use tiexec_engine::follow::counted::{self, Counted};
 use tiexec_engine::follow::start::{Left, StartWatch};
 use tiexec_engine::journal;
 use tiexec_remap::Failure;
@@ -25,12 +26,23 @@ use crate::stdio::{and_fix, warn};
 /// Most files that the line names.
 const MOST_FILES: usize = 3;
 
+/// The watch of the program's start.
+pub(super) enum Watch {
+    /// A companion that is about to begin.
+    Begun(Begun),
+    /// No companion, because somebody would count it.
+    Counted(Counted),
+}
+
 impl Launcher {
     /// Starts the watch of the program's start, unless the settings say otherwise.
-    pub(super) fn begin_watch(&self) -> Option<Begun> {
+    pub(super) fn begin_watch(&self) -> Option<Watch> {
         let settings = &self.settings;
         if !settings.watches_start() || !settings.select.text() || self.dry_run {
             return None;
+        }
+        if let Some(counted) = counted::by_whom() {
+            return Some(Watch::Counted(counted));
         }
         if !companion::would_be_reaped() {
             if settings.verbose && !settings.quiet {
@@ -53,7 +65,8 @@ impl Launcher {
         if is_terminal {
             keep.push(stderr.as_fd());
         }
-        let begun = companion::begin(None, &keep, |program, _no_watch| {
+        let ends = UnderSubreaper::Ends;
+        let begun = companion::begin(None, ends, &keep, |program, _no_watch| {
             let mut tell = |report: &Report| {
                 if let Some(sink @ Sink::File(..)) = &self.sink {
                     sink.write(&self.render(report));
@@ -73,18 +86,59 @@ impl Launcher {
             }
         });
         // If the companion cannot start, the program runs without the watch.
-        begun.ok()
+        begun.ok().map(Watch::Begun)
     }
 
     /// Keeps the watch, unless the reason means that the program must be left alone.
-    pub(super) fn keep_watch(&self, watch: Option<Begun>, alone: Option<&Failure>) {
-        let Some(companion) = watch.and_then(|begun| begun.finish().ok()?.pid) else { return };
-        if alone.is_none_or(|why| may_come_to_text(why.reason)) {
-            let _once = self.companion.set(companion);
+    pub(super) fn keep_watch(&self, watch: Watch, alone: Option<&Failure>) {
+        let is_wanted = alone.is_none_or(|why| may_come_to_text(why.reason));
+        let (companion, counted) = match watch {
+            Watch::Begun(begun) => match begun.finish() {
+                Ok(Companion { pid, subreaper, .. }) => (pid, subreaper.map(Counted::Subreaper)),
+                Err(_) => return,
+            },
+            Watch::Counted(counted) => (None, Some(counted)),
+        };
+        match companion {
+            Some(companion) if is_wanted => {
+                let _once = self.companion.set(companion);
+            }
+            Some(companion) => {
+                let _already_gone = process::kill(companion);
+                // The companion is a child of this process only if this process adopts orphans.
+                let _reaped = process::wait(companion);
+            }
+            None => {}
+        }
+        if let Some(counted) = counted.filter(|_| is_wanted && self.settings.verbose) {
+            let (name, pid) = (self.name().shown(), process::this().as_raw_nonzero());
+            let later = counted.for_later_starts();
+            self.unless_quiet(format_args!(
+                "{name}: no process watches its start, because {counted}: programs and libraries that come later \
+                 stay on base pages; fix: tiexecctl attach {pid}; for later starts: {later}"
+            ));
+        }
+    }
+
+    /// Warns that somebody counts the companion, which the user has asked for.
+    pub(super) fn say_counted(&self, counted: Option<&Counted>) {
+        let Some(counted) = counted else { return };
+        let (name, later) = (self.name().shown(), counted.for_later_starts());
+        let option = if self.settings.follow {
+            "--follow"
+        } else if self.settings.max_huge_pages.is_some() {
+            "--max-huge-pages"
         } else {
-            let _already_gone = process::kill(companion);
-            // The companion is a child of this process only if this process adopts orphans.
-            let _reaped = process::wait(companion);
+            "--settle"
+        };
+        self.unless_quiet(format_args!(
+            "{name}: {option} keeps one process more beside it, and {counted}; fix: leave out {option}; {later}"
+        ));
+    }
+
+    fn unless_quiet(&self, message: std::fmt::Arguments<'_>) {
+        if !self.settings.quiet {
+            warn(message);
         }
     }
 }

@@ -1,6 +1,10 @@
 //! `/proc/PID/cgroup` and `/proc/PID/mountinfo`: the files of a process's cgroup of memory or of processor time, and
 //! the units that the process belongs to.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
 use super::{lines, mountinfo, number};
 use crate::order;
 
@@ -19,6 +23,15 @@ pub struct CgroupFiles {
     pub unified: bool,
 }
 
+impl CgroupFiles {
+    /// Returns the cgroup's own directory and those above it, up to the mount.
+    pub fn directories(&self) -> impl Iterator<Item = PathBuf> {
+        let mount = Path::new(OsStr::from_bytes(&self.mount));
+        let below = Path::new(OsStr::from_bytes(&self.below));
+        below.ancestors().map(move |part| mount.join(part))
+    }
+}
+
 /// Finds the memory cgroup of the process whose `cgroup` and `mountinfo` these are.
 ///
 /// Returns `None` where no hierarchy with the memory controller is mounted here: there is nothing
@@ -30,6 +43,11 @@ pub fn memory_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<CgroupFiles> {
 /// Finds the cgroup that counts the processor time of the process (`cpuacct.usage`, or `cpu.stat` of v2).
 pub fn cpu_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<CgroupFiles> {
     cgroup_with(b"cpuacct", cgroup, mountinfo)
+}
+
+/// Finds the cgroup that limits the number of the process's processes (`pids.max`).
+pub fn pids_cgroup(cgroup: &[u8], mountinfo: &[u8]) -> Option<CgroupFiles> {
+    cgroup_with(b"pids", cgroup, mountinfo)
 }
 
 fn cgroup_with(controller: &[u8], cgroup: &[u8], mountinfo: &[u8]) -> Option<CgroupFiles> {
@@ -117,6 +135,14 @@ pub fn units(cgroup: &[u8], of_init: &[u8]) -> Option<Units> {
 pub fn path(cgroup: &[u8]) -> Option<&[u8]> {
     let own = path_in(cgroup, b"name=systemd").filter(|path| *path != b"/");
     own.or_else(|| path_in(cgroup, b""))
+}
+
+/// Returns the unit in whose own cgroup the process is, if that is a service. A service may delegate cgroups below its own;
+/// a process in one of these is not in the service's own.
+pub fn own_service(cgroup: &[u8]) -> Option<&[u8]> {
+    let leaf = path(cgroup)?.rsplit(|&byte| byte == b'/').next()?;
+    let unit = leaf.strip_prefix(b"_").unwrap_or(leaf);
+    (unit.len() > b".service".len() && unit.ends_with(b".service")).then_some(unit)
 }
 
 /// Returns the UID of the Kubernetes pod to which the process whose `cgroup` this is belongs.

@@ -6,13 +6,17 @@
 //! the program, because the program is PID 1 or a subreaper, then the companion is a child of the program with exit
 //! signal 0, and ends after the program.
 //!
+//! A subreaper above the program gets the orphan as a child that it does not know. `/proc` shows no subreaper, so the
+//! orphan looks at who its new parent is. Unless the user asked for the companion, it then ends at once
+//! ([`UnderSubreaper`]).
+//!
 //! The companion holds no descriptor, directory or terminal of the program, and ends with the processes that it
 //! follows.
 
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread::sleep;
+use std::thread::{sleep, yield_now};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -30,11 +34,16 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// A companion that is at work.
 #[derive(Debug)]
 pub struct Companion {
-    /// The companion's id; `None` if the companion could not report it.
+    /// The companion's id; `None` if the companion could not report it, or has ended because of a subreaper.
     pub pid: Option<Pid>,
+    /// The subreaper that the kernel gave the companion to.
+    pub subreaper: Option<Pid>,
     /// Why the kernel gives no records; `None` if it gives them.
     pub no_watch: Option<String>,
 }
+
+/// How often an orphan looks for its new parent before it sleeps between looks.
+const LOOKS_AT_PARENT: u32 = 50;
 
 /// How often, and how long apart, the check reads the status of process 1 until process 1 sleeps.
 const LOOKS_AT_INIT: u32 = 10;
@@ -65,6 +74,15 @@ pub fn would_be_reaped() -> bool {
     false
 }
 
+/// Whether a companion stays if the kernel gives it to a subreaper.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UnderSubreaper {
+    /// The user has asked for the companion: it stays.
+    Stays,
+    /// The companion ends before the program runs. The subreaper gets an orphan that has ended already.
+    Ends,
+}
+
 /// A companion that has been started. The caller must call [`finish`](Self::finish) before the exec; otherwise the
 /// program would have a child that it does not know.
 #[derive(Debug)]
@@ -74,6 +92,7 @@ pub struct Begun {
     channel: PipeReader,
     /// True if the child is the companion; false if the child forks the companion and ends.
     as_child: bool,
+    under_subreaper: UnderSubreaper,
     /// True if the companion reports more than its id.
     has_watch: bool,
 }
@@ -88,6 +107,7 @@ pub struct Begun {
 /// Why there is no companion; this process is as it was.
 pub fn begin(
     heirs: Option<Heirs>,
+    under_subreaper: UnderSubreaper,
     keep: &[BorrowedFd<'_>],
     work: impl FnOnce(Pid, Option<Watch>),
 ) -> Result<Begun, String> {
@@ -106,21 +126,28 @@ pub fn begin(
                 if theirs.write_all(&[MAY_WAIT]).is_err() {
                     return;
                 }
+                let mut subreaper = None;
                 if !as_child {
+                    let first = process::this();
                     match process::fork_single_threaded(Role::Follower) {
-                        Ok(Fork::Child) => {}
+                        Ok(Fork::Child) => subreaper = subreaper_after(first),
                         Ok(Fork::Parent(_)) | Err(_) => return,
                     }
                 }
                 // The companion itself writes all that follows. If its parent wrote the ID, the two could come in any order.
-                tell_id(&mut theirs, process::this());
+                tell_id(&mut theirs, Some(process::this()));
+                tell_id(&mut theirs, subreaper);
+                if subreaper.is_some() && under_subreaper == UnderSubreaper::Ends {
+                    return;
+                }
                 live(this, theirs, heirs, keep, as_child, work);
             };
             let ended = catch_unwind(AssertUnwindSafe(life));
             process::exit_now(i32::from(ended.is_err()));
         }
         Fork::Parent(child) => {
-            Ok(Begun { child, channel: ours, as_child, has_watch: heirs.is_some() })
+            let has_watch = heirs.is_some();
+            Ok(Begun { child, channel: ours, as_child, under_subreaper, has_watch })
         }
     }
 }
@@ -128,8 +155,26 @@ pub fn begin(
 /// The first byte from the child: no filter kills a process that waits for a child.
 const MAY_WAIT: u8 = 1;
 
-fn tell_id(channel: &mut PipeWriter, id: Pid) {
-    let _it_has_given_up = channel.write_all(&id.as_raw_nonzero().get().to_ne_bytes());
+fn tell_id(channel: &mut PipeWriter, id: Option<Pid>) {
+    let _it_has_given_up = channel.write_all(&Pid::as_raw(id).to_ne_bytes());
+}
+
+/// Waits, in an orphan of the process `first`, until the kernel has given this process another parent. Returns that
+/// parent, if it is a subreaper and not process 1 of the PID namespace (`find_new_reaper` in `kernel/exit.c`; a
+/// subreaper of another namespace gets no orphan of this one).
+///
+/// The kernel gives no sign for this without a signal. `first` is about to end, so this polls for a moment.
+fn subreaper_after(first: Pid) -> Option<Pid> {
+    let mut looks = 0;
+    let parent = loop {
+        let parent = process::parent();
+        if parent != Some(first) {
+            break parent;
+        }
+        looks += 1;
+        if looks < LOOKS_AT_PARENT { yield_now() } else { sleep(BETWEEN_LOOKS / 10) }
+    };
+    parent.filter(|parent| !parent.is_init())
 }
 
 impl Begun {
@@ -155,14 +200,35 @@ impl Begun {
 
     /// Reads the companion's report: its id, and why it has no watch.
     fn listen(&mut self) -> Result<Companion, String> {
-        let mut id = [0; 4];
-        self.channel.read_exact(&mut id).map_err(|_ended| "it ended before it began".to_owned())?;
+        let mut hear_id = || {
+            let mut id = [0; 4];
+            let said = self.channel.read_exact(&mut id);
+            said.map_err(|_ended| "it ended before it began".to_owned())?;
+            Ok::<_, String>(Pid::from_raw(i32::from_ne_bytes(id)))
+        };
+        let (mut pid, subreaper) = (hear_id()?, hear_id()?);
         let mut why = Vec::new();
-        if self.has_watch {
+        let ends = subreaper.is_some() && self.under_subreaper == UnderSubreaper::Ends;
+        if ends {
+            self.see_end(pid.take());
+        } else if self.has_watch {
             self.hear_of_watch(&mut why)?;
         }
         let no_watch = (!why.is_empty()).then(|| String::from_utf8_lossy(&why).into_owned());
-        Ok(Companion { pid: Pid::from_raw(i32::from_ne_bytes(id)), no_watch })
+        Ok(Companion { pid, subreaper, no_watch })
+    }
+
+    /// Waits until a companion that a subreaper got has ended. If the subreaper reaps it at once, its ID may have been
+    /// reused, so the wait is short.
+    fn see_end(&mut self, pid: Option<Pid>) {
+        let _end = self.channel.read_to_end(&mut Vec::new());
+        // The kernel closes its descriptors a moment before it has ended. Under a filter, the launch makes no call that
+        // it need not make.
+        if let Some(pid) = pid.filter(|_| !ProcDir::this_has_filters())
+            && let Ok(pidfd) = process::open_pidfd(pid)
+        {
+            let _ended = wait_for_end(Some(pidfd.as_fd()), Some(PATIENCE / 50));
+        }
     }
 
     /// Reads until the companion has its watch, or has reported why it has none.

@@ -7,6 +7,7 @@
 //! polls `/proc`.
 
 pub mod companion;
+pub mod counted;
 mod patterns;
 pub mod start;
 pub mod tree;

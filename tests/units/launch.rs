@@ -1,0 +1,53 @@
+//! A service whose own command is `tiexec PROGRAM`: systemd sees the processes that it sees without `tiexec`.
+
+use support::child::eventually;
+use support::require;
+use support::systemd::{NEEDS, Systemd, can_boot};
+use support::{Kind, install, program};
+
+/// Without `PIDFile=`, systemd takes the lone process of the cgroup for the main one, and the kind of its end decides about a
+/// restart. TIEXEC_TEST_ROUNDS=1000 is the long form.
+#[test]
+fn a_daemon_without_a_pid_file() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    install(&program("server", Kind::DynamicPie), &systemd.path("/opt/server"), 0o755);
+    let unit = |way: &str| format!("forks-{way}.service");
+    let ways = [("plain", ""), ("tiexec", "/usr/bin/tiexec -v --backing=image ")];
+    for (way, front) in ways {
+        systemd.write_unit(
+            &format!("/etc/systemd/system/{}", unit(way)),
+            &format!(
+                "[Unit]\nStartLimitIntervalSec=0\n[Service]\nType=forking\nExecStart={front}/opt/server daemon\n\
+                 Restart=on-abnormal\nRestartSec=0\n"
+            ),
+        );
+    }
+    for round in 0..support::extent::rounds(3) {
+        for (way, _) in ways {
+            let unit = unit(way);
+            systemd.start(&unit);
+            let main = systemd.property(&unit, "MainPID");
+            let log = systemd.log(&unit);
+            assert_ne!(main, "0", "round {round}: {log}");
+            assert_eq!(systemd.processes(&unit), ["/opt/server"], "round {round}: {log}");
+            if way == "tiexec" {
+                assert!(systemd.huge(&unit) > 0, "round {round}: {log}");
+            }
+            systemd.run(["kill", "-SEGV", &main]).assert_code(0);
+            eventually("it is restarted", || {
+                let now = systemd.property(&unit, "MainPID");
+                now != main && now != "0" && systemd.property(&unit, "ActiveState") == "active"
+            });
+            systemd.systemctl(["stop", &unit]).assert_code(0);
+        }
+    }
+    // The line names the command that makes later starts huge, and the command works.
+    let unit = unit("tiexec");
+    let log = systemd.log(&unit);
+    let line = format!("because systemd counts the processes of {unit}: ");
+    let line = log.lines().find(|one| one.contains(&line)).unwrap_or_else(|| panic!("{log}"));
+    let (_, fix) = line.split_once("; for later starts: ").expect("a command");
+    assert_eq!(fix, format!("tiexecctl enable {unit}"));
+    systemd.run(["sh", "-c", fix]).assert_code(0);
+}
