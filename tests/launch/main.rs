@@ -23,3 +23,4 @@ mod streams_and_strays;
 mod strict;
 mod under_tracers;
 mod until_exec;
+mod wrappers;

@@ -51,3 +51,21 @@ fn a_daemon_without_a_pid_file() {
     assert_eq!(fix, format!("tiexecctl enable {unit}"));
     systemd.run(["sh", "-c", fix]).assert_code(0);
 }
+
+/// systemd-run(1) hands the command over to the manager. The line names the command that makes it huge.
+#[test]
+fn a_command_for_the_manager() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    install(&program("hold", Kind::DynamicPie), &systemd.path("/opt/hold"), 0o755);
+    let words = ["/usr/bin/tiexec", "--backing=image", "systemd-run", "--wait", "-P", "/opt/hold"];
+    let wrong = systemd.run(words);
+    wrong.assert_code(0);
+    assert!(wrong.out().contains("huge 0\n"), "{wrong}");
+    let said = wrong.err();
+    let line = said.lines().find(|line| line.starts_with("tiexec: systemd-run: "));
+    let (_, fix) = line.and_then(|line| line.split_once("; fix: ")).expect("a fix");
+    let right = systemd.run(["sh", "-c", fix]);
+    right.assert_code(0);
+    assert!(right.out().contains("\nhuge ") && !right.out().contains("huge 0\n"), "{fix}: {right}");
+}

@@ -2,6 +2,7 @@
 
 mod report_output;
 mod start;
+mod wrappers;
 
 use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
@@ -80,6 +81,7 @@ impl Launcher {
             return self.plainly(&Failure::new(SkipReason::Disabled, ""));
         }
         if !self.dry_run {
+            self.say_wrapper();
             self.accompany();
             if self.settings.max_huge_pages.is_some() {
                 // The companion samples the program first, because the hot pages are not known yet.

@@ -136,7 +136,7 @@ impl Launcher {
         ));
     }
 
-    fn unless_quiet(&self, message: std::fmt::Arguments<'_>) {
+    pub(super) fn unless_quiet(&self, message: std::fmt::Arguments<'_>) {
         if !self.settings.quiet {
             warn(message);
         }
