@@ -149,6 +149,19 @@ fn what_the_user_asks_for_is_done() {
 }
 
 #[test]
+fn a_process_that_systemd_itself_started() {
+    for (named, is_counted) in [("$$", true), ("1", false)] {
+        let mark = format!("main-{is_counted}-{}", std::process::id());
+        let run = Run::new(program("hold", Kind::DynamicPie), ["7"]).env(MARK, &mark);
+        let script = format!("export SYSTEMD_EXEC_PID={named}; exec \"$@\"");
+        let mut held = run.behind_sh(&script).hold();
+        assert_eq!(companion(&mark).is_none(), is_counted, "{}", held.command);
+        held.write(b"\n");
+        held.finish().assert_code(7).assert_silent();
+    }
+}
+
+#[test]
 fn a_usual_limit_is_no_reason() {
     let mark = format!("usual-{}", std::process::id());
     let run = Run::new(program("hold", Kind::DynamicPie), ["7"]).env(MARK, &mark);

@@ -118,13 +118,8 @@ impl Launcher {
         if !stays && budget.is_none() {
             return;
         }
-        let complain = |what: &dyn std::fmt::Display| {
-            if !settings.quiet {
-                warn(what);
-            }
-        };
         if let Err(error) = Patterns::new(&settings.only, &settings.except) {
-            complain(&format_args!("nothing is followed: {error}"));
+            self.unless_quiet(format_args!("nothing is followed: {error}"));
             return;
         }
         let heirs = if settings.follow { Heirs::Processes } else { Heirs::Threads };
@@ -168,23 +163,23 @@ impl Launcher {
             Ok(Companion { pid, subreaper, no_watch }) => {
                 self.say_counted(subreaper.map(Counted::Subreaper).as_ref());
                 if let (Some(why), Some(_)) = (&no_watch, budget) {
-                    complain(&format_args!(
+                    self.unless_quiet(format_args!(
                         "{}: text stays on base pages: what is hottest cannot be told: {why}",
                         self.name().shown()
                     ));
                 } else if let Some(why) = no_watch {
-                    complain(&without_watch(&why, settings.follow));
+                    self.unless_quiet(without_watch(&why, settings.follow));
                 }
                 let status = ProcDir::this_process().and_then(|process| process.status());
                 let capabilities = status.map(|status| status.credentials.effective());
                 if let Some(why) = obstacle(capabilities.unwrap_or(0)).filter(|_| settings.follow) {
-                    complain(&why);
+                    self.unless_quiet(&why);
                 }
                 if let Some(pid) = pid {
                     let _once = self.companion.set(pid);
                 }
             }
-            Err(error) => complain(&format_args!("nothing is followed: {error}")),
+            Err(error) => self.unless_quiet(format_args!("nothing is followed: {error}")),
         }
     }
 

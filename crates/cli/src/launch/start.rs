@@ -136,7 +136,8 @@ impl Launcher {
         ));
     }
 
-    pub(super) fn unless_quiet(&self, message: std::fmt::Arguments<'_>) {
+    /// Warns, unless the user wants no warnings.
+    pub(super) fn unless_quiet(&self, message: impl std::fmt::Display) {
         if !self.settings.quiet {
             warn(message);
         }
