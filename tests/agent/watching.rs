@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use support::attaching::{ctl, switched};
-use support::child::{eventually, patience};
+use support::child::eventually;
 use support::journal;
 use support::machine::Groups;
 use support::{Held, Kind, Run, is_root, program, require, tiexecd};
