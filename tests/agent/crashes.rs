@@ -2,10 +2,11 @@
 //! others.
 
 use std::path::Path;
+use std::process::Command;
 
 use support::attaching::switched;
 use support::child::eventually;
-use support::{Held, Run, is_root, require};
+use support::{Held, Run, installed, is_root, require};
 
 use crate::{Files, eventually_switched, has_guard, hold, stop};
 
@@ -188,4 +189,65 @@ fn a_signal_that_somebody_sends_is_no_crash() {
         assert!(said.contains(&format!("process {own} sent the {signal} that ended it")), "{said}");
     }
     last.finish().assert_code(7);
+}
+
+/// A Go program handles SIGSEGV, and ends with exit status 2 as after a wrong option.
+#[test]
+fn a_go_program_that_faults_has_crashed() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    require!(tells_senders(), "no tracefs, or another PID namespace");
+    require!(installed("go").is_some(), "no go");
+    let files = Files::new();
+    let built = files.public.path().join("built");
+    // With C, threads have stacks on which one can be stopped.
+    let go = Command::new(installed("go").expect("just looked"))
+        .args(["build", "-o"])
+        .arg(&built)
+        .arg(".")
+        .current_dir(support::sources().join("go_crash"))
+        .env("GOCACHE", support::files().join("go-cache"))
+        .output()
+        .expect("go");
+    assert!(go.status.success(), "{}", String::from_utf8_lossy(&go.stderr));
+    let copies = ["a/crash", "b/never"].map(|to| {
+        let dir = files.public.path().join(to).parent().expect("a directory").to_owned();
+        std::fs::create_dir_all(&dir).expect("a directory");
+        support::chmod(&dir, 0o755);
+        files.public.add(&built, to, 0o755)
+    });
+    files.attach_below("a", "a");
+    let mut agent = files.agent();
+    let begin = |path: &Path| {
+        let mut held = Run::new(path, [""; 0]).plain().start();
+        held.wait_line("ready");
+        held
+    };
+    let end = |mut held: Held, line: &str, status: i32| {
+        held.write(line.as_bytes());
+        held.finish().assert_code(status);
+    };
+    // Without a switch, no crash counts.
+    end(begin(&copies[1]), "fault\n", 2);
+    for (line, status) in [("end\n", 2), ("\n", 7)] {
+        let held = begin(&copies[0]);
+        eventually_switched(&held);
+        end(held, line, status);
+    }
+    // The agent has heard of those ends once it has attached to the next process.
+    let held = begin(&copies[0]);
+    eventually_switched(&held);
+    assert_eq!(files.quarantine(&[]).out(), "", "{}", agent.err_text());
+    // SIGSEGV of another process ends it with status 2, too, and is no fault.
+    held.signal(libc::SIGSEGV);
+    held.finish().assert_code(2);
+    let held = begin(&copies[0]);
+    eventually_switched(&held);
+    assert_eq!(files.quarantine(&[]).out(), "", "{}", agent.err_text());
+    end(held, "fault\n", 2);
+    eventually_in_quarantine(&files, 1);
+    let again = begin(&copies[0]);
+    eventually_instead(&files, &again, "quarantined");
+    end(again, "\n", 7);
+    let said = stop(agent);
+    assert!(said.contains("crashed by SIGSEGV") && said.contains("/a/crash"), "{said}");
 }

@@ -3,8 +3,11 @@
 //! The agent holds a pidfd for each process that it attached to. The pidfd shows how the process ended, whoever its
 //! parent is. If the process dies by a crash signal within [`WINDOW`] of the switch, the guard puts the program's build
 //! into quarantine. A signal that another process sent, such as an operator or a watchdog, does not count.
+//!
+//! A Go program handles the signals of a crash and ends with exit status 2, as after a wrong option. So that status counts
+//! only with a fault of the program's before it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -18,12 +21,17 @@ use tiexec_sys::{Errno, Pid};
 
 use crate::processes::Process;
 use crate::state::{Build, Quarantined, Whose, now};
+use crate::treat::Made;
 
 /// The time after a switch in which a crash counts.
 pub const WINDOW: Duration = Duration::from_secs(300);
 /// The time after the agent read that a signal was sent, in which a death by that signal counts as the effect: the
 /// kernel may write a core dump first.
 const EFFECT: Duration = Duration::from_secs(30);
+/// The exit status of a Go program that crashed (`runtime/signal_unix.go`, `runtime/panic.go`).
+const CRASH_OF_GO: i32 = 2;
+/// Most names of Go programs that are remembered.
+const NAMES: usize = 32;
 /// The signals of a crash: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGSEGV.
 const CRASHES: [i32; 5] = [4, 5, 6, 7, 11];
 
@@ -55,13 +63,14 @@ impl Held {
     }
 
     /// Watches the process from now on.
-    pub(crate) fn watch(self, process: &Process, rule: &str, build: Build) -> Watched {
+    pub(crate) fn watch(self, process: &Process, rule: &str, made: Made) -> Watched {
         Watched {
             held: self,
             whose: (!process.counts_for_all()).then(|| process.whose()),
             exe: process.shown_exe.shown().to_string(),
             rule: rule.to_owned(),
-            build,
+            build: made.build,
+            of_go: made.is_go.then(|| process.comm.clone()),
             since: Instant::now(),
         }
     }
@@ -75,6 +84,8 @@ pub(crate) struct Watched {
     exe: String,
     rule: String,
     build: Build,
+    /// The name of a Go program.
+    of_go: Option<Vec<u8>>,
     since: Instant,
 }
 
@@ -108,6 +119,14 @@ pub(crate) struct Guard {
     watched: Vec<Watched>,
     signals: Option<SignalWatch>,
     sent: HashMap<i32, Sent>,
+    /// The records of faults, and the names of the programs that are recorded.
+    faults: Option<(BTreeSet<Vec<u8>>, SignalWatch)>,
+    /// The last faults of processes.
+    faulted: HashMap<i32, Sent>,
+    /// The processes in work that may be Go programs, and their names.
+    expected: HashMap<i32, Vec<u8>>,
+    /// The names of Go programs.
+    go: BTreeSet<Vec<u8>>,
 }
 
 impl Guard {
@@ -134,10 +153,58 @@ impl Guard {
         });
     }
 
+    /// Reads which of the processes have faulted. A Go program may go on after a fault, so only the last one counts.
+    fn hear_faults(&mut self) {
+        let pid = |one: &Watched| one.held.pid.as_raw_nonzero().get();
+        let of_go = self.watched.iter().filter(|one| one.of_go.is_some());
+        let pids: HashSet<i32> = of_go.map(pid).chain(self.expected.keys().copied()).collect();
+        let (faulted, heard) = (&mut self.faulted, Instant::now());
+        faulted.retain(|pid, _| pids.contains(pid));
+        let Some((_, faults)) = &mut self.faults else { return };
+        faults.read(|one| {
+            if pids.contains(&one.sender) {
+                faulted.insert(one.sender, Sent { signal: one.signal, sender: one.sender, heard });
+            }
+        });
+    }
+
+    /// Records the faults of all Go programs that are watched or in work, and of no others.
+    fn choose_faults(&mut self) {
+        let of_go = self.watched.iter().filter_map(|one| one.of_go.as_ref());
+        let names: BTreeSet<Vec<u8>> = of_go.chain(self.expected.values()).cloned().collect();
+        if self.faults.as_ref().map_or(names.is_empty(), |(now, _)| *now == names) {
+            return;
+        }
+        // The new watch begins before the old one ends. Where signals cannot be recorded, the agent has said so.
+        let new = if names.is_empty() { None } else { SignalWatch::open_faults(&names).ok() };
+        self.hear_faults();
+        self.faults = new.map(|watch| (names, watch));
+    }
+
+    /// Records the faults of a process from now on, because the work on it begins. Only the first process of a program
+    /// may be a Go program that the guard does not know yet.
+    pub(crate) fn expect_faults(&mut self, pid: Pid, name: &[u8], is_first: bool) {
+        if is_first || self.go.contains(name) {
+            self.expected.insert(pid.as_raw_nonzero().get(), name.to_owned());
+            self.choose_faults();
+        }
+    }
+
+    /// Ends [`expect_faults`](Self::expect_faults).
+    pub(crate) fn expect_no_faults(&mut self, pid: Pid) {
+        if self.expected.remove(&pid.as_raw_nonzero().get()).is_some() {
+            self.choose_faults();
+        }
+    }
+
     pub(crate) fn add(&mut self, new: Watched) {
         self.sent.remove(&new.held.pid.as_raw_nonzero().get());
+        if let Some(name) = new.of_go.as_ref().filter(|_| self.go.len() < NAMES) {
+            self.go.insert(name.clone());
+        }
         self.watched.retain(|one| one.held.pid != new.held.pid);
         self.watched.push(new);
+        self.choose_faults();
     }
 
     /// Restarts the window of a process. Returns whether the process is watched.
@@ -160,9 +227,21 @@ impl Guard {
         let mut crashes = Vec::new();
         let pid = |one: &Watched| one.held.pid.as_raw_nonzero().get();
         let pids: HashSet<i32> = self.watched.iter().map(pid).collect();
+        let ends: Vec<_> = self.watched.iter().map(|one| end_of(one.as_fd())).collect();
+        // The records of faults before these ends are complete now.
+        self.hear_faults();
+        let (faulted, mut ends) = (&self.faulted, ends.into_iter());
         self.watched.retain(|one| {
             let after = one.since.elapsed();
-            match end_of(one.as_fd()) {
+            let end = ends.next().unwrap_or(Ok(None));
+            let fault = faulted.get(&pid(one)).filter(|fault| fault.heard.elapsed() < EFFECT);
+            let end = match (end, fault) {
+                (Ok(Some(Wait::Exited(CRASH_OF_GO))), Some(fault)) if one.of_go.is_some() => {
+                    Ok(Some(Wait::Killed(fault.signal)))
+                }
+                (end, _) => end,
+            };
+            match end {
                 Ok(None) => after < WINDOW || has_ended(one.held.pid),
                 Ok(Some(Wait::Killed(signal))) if CRASHES.contains(&signal) => {
                     let entry = Quarantined {
@@ -190,6 +269,7 @@ impl Guard {
             let sent = sent.filter(|sent| sent.heard.elapsed() < EFFECT);
             crash.sender = sent.map(|sent| sent.sender);
         }
+        self.choose_faults();
         crashes
     }
 }

@@ -38,8 +38,8 @@ use crate::pods::Pods;
 use crate::processes::{Process, Surroundings, every};
 use crate::rules::{Rule, Rules};
 use crate::speak::{NoSocket, SOCKET, Server, listen, listen_at};
-use crate::state::{Build, State, Store, Whose};
-use crate::treat::FileState;
+use crate::state::{State, Store, Whose};
+use crate::treat::{FileState, Made};
 use crate::verdicts::Verdicts;
 use crate::young::Young;
 
@@ -181,7 +181,7 @@ pub struct Agent<'a> {
     /// The socket at which everybody may ask for the figures.
     metrics_server: Option<Server<TcpListener>>,
     metrics: Metrics,
-    builds: HashMap<FileState, Build>,
+    builds: HashMap<FileState, Made>,
     /// Programs of which a first process has been switched, and when.
     first: HashMap<Vec<u8>, Instant>,
     refused: HashMap<Whose, Instant>,

@@ -18,7 +18,7 @@ use tiexec_engine::identity::Identity;
 use tiexec_engine::locked_target::{LOOKING, LockedTarget, Treated};
 use tiexec_engine::policy::policy;
 use tiexec_engine::watch::may_pass;
-use tiexec_remap::build_id::{build_id, text_key};
+use tiexec_remap::build_id::{build_id, is_of_go, text_key};
 use tiexec_remap::images::Images;
 use tiexec_remap::mapped::{Copied, copies};
 use tiexec_remap::workers::{self, Aside, Heard, Pool, Said};
@@ -91,8 +91,16 @@ impl Outcome {
     }
 }
 
-/// A program as the agent knows it: its file, and the build that it is.
-pub(crate) type Program = (FileState, Build);
+/// What a program's file is.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct Made {
+    pub(crate) build: Build,
+    /// True if it is a Go program, which ends with exit status 2 after a fault, and by no signal.
+    pub(crate) is_go: bool,
+}
+
+/// A program as the agent knows it: its file, and what that is.
+pub(crate) type Program = (FileState, Made);
 
 /// Everything that is known about the work on one process.
 #[derive(Debug, Default)]
@@ -106,8 +114,8 @@ pub(crate) struct Told {
 /// The knowledge of the agent on which the work depends.
 #[derive(Clone, Copy)]
 pub(crate) struct Given<'a> {
-    /// Returns the build of a file whose text was hashed before.
-    pub(crate) known: &'a dyn Fn(&FileState) -> Option<Build>,
+    /// Returns what a file is whose text was hashed before.
+    pub(crate) known: &'a dyn Fn(&FileState) -> Option<Made>,
     /// The quarantine.
     pub(crate) state: &'a State,
     /// The verdicts of canaries.
@@ -245,23 +253,24 @@ fn one(
             ..Outcome::of("too_small", "it has less text than min-text")
         };
     }
-    let (file, build) = match build_of(&process, known) {
+    let (file, made) = match build_of(&process, known) {
         Ok(found) => found,
         Err(failure) => return Outcome::failed(&failure),
     };
-    if let Some(entry) = state.quarantined(&build, &job.whose) {
+    let build = &made.build;
+    if let Some(entry) = state.quarantined(build, &job.whose) {
         let detail = format!("{} crashed by signal {}", entry.build, entry.signal);
         return Outcome { text_bytes, ..Outcome::of("quarantined", detail) };
     }
     if job.rule.waits_for_canary() {
-        match verdicts.standing(&build, settings) {
+        match verdicts.standing(build, settings) {
             Standing::Better => {}
             Standing::Not(verdict) => {
                 let detail = format!("a canary on this machine found: {}", verdict.as_str());
                 return Outcome { text_bytes, ..Outcome::of("not_better", detail) };
             }
             Standing::Unknown => {
-                note((file, build));
+                note((file, made));
                 let detail = "no canary has found this build to be better on this machine";
                 return Outcome { text_bytes, ..Outcome::of("canary_required", detail) };
             }
@@ -288,7 +297,7 @@ fn one(
         return Outcome { text_bytes, ..Outcome::of("reverted", detail) };
     }
     // From now on the process may be changed.
-    note((file, build));
+    note((file, made));
     attach(&locked, settings, images)
 }
 
@@ -373,7 +382,7 @@ fn text_bytes(process: &ProcDir) -> u64 {
 
 fn build_of(
     process: &ProcDir,
-    known: &dyn Fn(&FileState) -> Option<Build>,
+    known: &dyn Fn(&FileState) -> Option<Made>,
 ) -> Result<Program, Failure> {
     let exe = open_exe(process)?;
     let meta = exe.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
@@ -383,14 +392,14 @@ fn build_of(
         len: meta.len(),
         changed: (meta.ctime(), meta.ctime_nsec()),
     };
-    if let Some(build) = known(&file) {
-        return Ok((file, build));
+    if let Some(made) = known(&file) {
+        return Ok((file, made));
     }
     let build_id = build_id(&exe).unwrap_or_else(|| "none".to_owned());
     let text = text_key(&exe).ok_or_else(|| {
         Failure::new(FailureKind::ReadFailed, "the text of the program cannot be hashed")
     })?;
-    Ok((file, Build { build_id, text }))
+    Ok((file, Made { build: Build { build_id, text }, is_go: is_of_go(&exe) }))
 }
 
 /// The facts about a process that only a child process reads.
@@ -407,7 +416,7 @@ pub(crate) struct Looked {
 pub(crate) fn look(process: &ProcDir) -> Result<Looked, Reason> {
     let looked = workers::apart(LOOKING, || {
         let build = build_of(process, &|_| None);
-        let build = build.map(|(_, build)| build).map_err(|failure| failure.reason.to_string());
+        let build = build.map(|(_, made)| made.build).map_err(|failure| failure.reason.to_string());
         Looked { text_bytes: text_bytes(process), build }
     });
     looked.map_err(|failure| failure.reason)

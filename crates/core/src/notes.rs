@@ -81,6 +81,14 @@ pub fn build_ids(notes: &[u8], align: u64) -> Vec<Range<usize>> {
         .collect()
 }
 
+/// Returns whether `notes` have the build ID that the linker of Go writes (`.note.go.buildid`): the program is Go's.
+pub fn are_of_go(notes: &[u8], align: u64) -> bool {
+    const NT_GO_BUILD_ID: elf::NoteType = elf::NoteType(4);
+    let iterator = NoteIterator::<FileHeader64<LittleEndian>>::new(LittleEndian, align, notes);
+    let mut all = iterator.into_iter().flatten().map_while(Result::ok);
+    all.any(|note| note.name() == b"Go" && note.n_type(LittleEndian) == NT_GO_BUILD_ID)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,19 +3,31 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use tiexec_core::notes::{build_ids, parts};
+use tiexec_core::notes::{are_of_go, build_ids, parts};
 
 use crate::program::{elf_facts, elf_headers};
 
 /// Returns the build ID of an ELF file in hexadecimal digits; `None` if it has none. Reads no more than 64 KiB of
 /// headers, and as much of notes.
 pub fn build_id(file: &File) -> Option<String> {
+    of_notes(file, |notes, align| {
+        let id = build_ids(notes, align).into_iter().next()?;
+        Some(notes[id].iter().map(|byte| format!("{byte:02x}")).collect())
+    })
+}
+
+/// Returns whether the compiler of Go made an ELF file.
+pub fn is_of_go(file: &File) -> bool {
+    of_notes(file, |notes, align| are_of_go(notes, align).then_some(())).is_some()
+}
+
+/// Returns what `find` finds in one of the file's parts with notes.
+fn of_notes<T>(file: &File, find: impl Fn(&[u8], u64) -> Option<T>) -> Option<T> {
     let (header, table) = elf_headers(file).ok()?;
     parts(&header, &table).into_iter().find_map(|part| {
         let mut notes = vec![0; usize::try_from(part.len).ok()?];
         file.read_exact_at(&mut notes, part.offset).ok()?;
-        let id = build_ids(&notes, part.align).into_iter().next()?;
-        Some(notes[id].iter().map(|byte| format!("{byte:02x}")).collect())
+        find(&notes, part.align)
     })
 }
 

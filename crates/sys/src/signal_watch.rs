@@ -1,9 +1,11 @@
-//! Signals of a crash that one process sends another, by the tracepoint `signal:signal_generate`.
+//! Signals of a crash that processes send, and that the kernel sends to a program which faults, by the tracepoint
+//! `signal:signal_generate`.
 //!
 //! The end of a process does not show who sent the signal. The tracepoint does: the kernel's own faults have a positive
 //! code, and signals of kill(2) and similar calls do not (sigaction(2), `si_code`).
 
-use std::ffi::CStr;
+use std::collections::BTreeSet;
+use std::ffi::{CStr, CString};
 use std::os::fd::AsRawFd;
 
 use crate::error::{Errno, SysError, check};
@@ -19,6 +21,10 @@ const PERF_RECORD_SAMPLE: u32 = 9;
 const PERF_EVENT_IOC_SET_FILTER: u32 = 0x4008_2406;
 /// Only SIGILL, SIGTRAP, SIGABRT, SIGBUS and SIGSEGV that a process sends.
 const FILTER: &CStr = c"(sig==4||sig==5||sig==6||sig==7||sig==11)&&code<=0";
+/// The beginning of a filter for faults.
+const FAULTS: &str = "(sig==4||sig==5||sig==6||sig==7||sig==11)&&code>0";
+/// Most names in a filter. The kernel takes a page of text.
+const NAMES: usize = 64;
 /// The place of the fields in a record: after the header, the two ids of the sender, and the length.
 const RAW: usize = 20;
 /// Bytes of records per processor.
@@ -57,6 +63,22 @@ impl SignalWatch {
     /// ENOENT if tracefs is not mounted; EACCES, EPERM without CAP_PERFMON; EOPNOTSUPP outside of the initial PID
     /// namespace, because the tracepoint uses the numbers of that one.
     pub fn open() -> Result<Self, SysError> {
+        Self::open_with(FILTER)
+    }
+
+    /// Watches programs of these names (`comm`) for faults, which have the process itself as sender and the thread that
+    /// faults as target. A name with a character that a filter could take for its own, or too many names, widen the watch to
+    /// all programs.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_faults(names: &BTreeSet<Vec<u8>>) -> Result<Self, SysError> {
+        let filter = CString::new(filter_of_faults(names));
+        let none = |_zero_byte| SysError { call: "filter of faults", errno: Errno::INVAL };
+        Self::open_with(&filter.map_err(none)?)
+    }
+
+    fn open_with(filter: &CStr) -> Result<Self, SysError> {
         let namespace = ProcDir::this_process()?.namespace("ns/pid")?;
         if namespace != INITIAL_PID_NAMESPACE {
             return Err(SysError { call: "signal:signal_generate", errno: Errno::OPNOTSUPP });
@@ -80,12 +102,12 @@ impl SignalWatch {
         };
         let rings = Rings::open_everywhere(&attributes, MOST)?;
         for event in rings.descriptors() {
-            // SAFETY: the kernel reads the string, which ends in a zero byte and is static.
+            // SAFETY: the kernel reads the string, which ends in a zero byte and is live.
             let returned = unsafe {
                 libc::ioctl(
                     event.as_raw_fd(),
                     PERF_EVENT_IOC_SET_FILTER as libc::Ioctl,
-                    FILTER.as_ptr(),
+                    filter.as_ptr(),
                 )
             };
             check("ioctl(PERF_EVENT_IOC_SET_FILTER)", returned.into())?;
@@ -102,6 +124,17 @@ impl SignalWatch {
             }
         });
     }
+}
+
+fn filter_of_faults(names: &BTreeSet<Vec<u8>>) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
+    let is_plain = |name: &Vec<u8>| !name.is_empty() && name.iter().all(plain);
+    if names.is_empty() || names.len() > NAMES || !names.iter().all(is_plain) {
+        return FAULTS.to_owned();
+    }
+    let of_name = |name: &Vec<u8>| format!("comm==\"{}\"", String::from_utf8_lossy(name));
+    let names: Vec<String> = names.iter().map(of_name).collect();
+    format!("{FAULTS}&&({})", names.join("||"))
 }
 
 /// Parses a record; `None` for another kind of record, and for a signal that had no effect.
@@ -140,6 +173,21 @@ mod tests {
         \tfield:char comm[16];\toffset:20;\tsize:16;\tsigned:0;\n\
         \tfield:pid_t pid;\toffset:36;\tsize:4;\tsigned:1;\n\
         \tfield:int result;\toffset:44;\tsize:4;\tsigned:1;\n";
+
+    #[test]
+    fn a_name_is_no_part_of_a_filter() {
+        let filter = |names: &[&str]| {
+            filter_of_faults(&names.iter().map(|name| name.as_bytes().to_vec()).collect())
+        };
+        let of_two = "&&(comm==\"go_crash\"||comm==\"tidb-server\")";
+        assert_eq!(filter(&["tidb-server", "go_crash"]), format!("{FAULTS}{of_two}"));
+        for odd in ["a\"||sig==9||\"", "", "a b", "*", "\u{e9}"] {
+            assert_eq!(filter(&["x", odd]), FAULTS, "{odd}");
+        }
+        let many: Vec<String> = (0..NAMES).map(|name| format!("fifteen-bytes{name:02}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert!(filter(&many).len() < 4096);
+    }
 
     #[test]
     fn fields_are_where_the_kernel_says() {

@@ -22,6 +22,7 @@ use super::{Agent, Level};
 use crate::guard::Held;
 use crate::processes::{Process, every};
 use crate::state::Build;
+use crate::treat::Made;
 
 /// The pause before a canary that failed is repeated.
 const RETRY: Duration = Duration::from_secs(3600);
@@ -37,7 +38,7 @@ const LONGEST: u64 = 64 << 10;
 pub(super) struct Unproved {
     pub(super) rule: String,
     pub(super) program: Vec<u8>,
-    pub(super) build: Build,
+    pub(super) made: Made,
 }
 
 /// A canary that the agent has started.
@@ -103,7 +104,9 @@ impl Agent<'_> {
 
     /// Ends the canary of a build that has crashed.
     pub(super) fn end_canary_of(&self, build: &Build) {
-        if let Some(proving) = self.proving.as_ref().filter(|proving| proving.of.build == *build) {
+        if let Some(proving) =
+            self.proving.as_ref().filter(|proving| proving.of.made.build == *build)
+        {
             proving.stop();
         }
     }
@@ -192,7 +195,7 @@ impl Agent<'_> {
 
     fn watch(&mut self, pid: Pid, facts: &Process, of: &Unproved) {
         if let Some(held) = Held::of(pid, facts.identity) {
-            self.guard.add(held.watch(facts, &of.rule, of.build.clone()));
+            self.guard.add(held.watch(facts, &of.rule, of.made.clone()));
         }
     }
 

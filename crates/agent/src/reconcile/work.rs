@@ -17,8 +17,8 @@ use crate::decide::held_back;
 use crate::guard::Held;
 use crate::metrics::Share;
 use crate::rules::{Action, Rule};
-use crate::state::{Build, Whose, now};
-use crate::treat::{self, FileState, Given, Job, Outcome, Running, Told};
+use crate::state::{Whose, now};
+use crate::treat::{self, FileState, Given, Job, Made, Outcome, Running, Told};
 
 /// Most processes in one batch. Between two batches the agent checks crashes and the state.
 const BATCH: usize = 16;
@@ -161,6 +161,7 @@ impl Agent<'_> {
         let (mut wanted, mut held) = (Vec::new(), Vec::new());
         for one in batch {
             if let Some(hold) = Held::of(one.pid, one.facts.identity) {
+                self.expect_faults(&one);
                 held.push(hold);
                 wanted.push(one);
             }
@@ -177,6 +178,12 @@ impl Agent<'_> {
         }
     }
 
+    /// Has the guard record faults from the beginning of the work, as long as the program could be Go's.
+    fn expect_faults(&mut self, one: &Wanted) {
+        let is_first = !self.first.contains_key(&one.facts.shown_exe);
+        self.guard.expect_faults(one.pid, &one.facts.comm, is_first);
+    }
+
     fn job(&self, one: &Wanted) -> Job<'_> {
         let rule = &self.rules.rules[one.rule];
         Job {
@@ -189,7 +196,7 @@ impl Agent<'_> {
         }
     }
 
-    fn given<'b>(&'b self, known: &'b dyn Fn(&FileState) -> Option<Build>) -> Given<'b> {
+    fn given<'b>(&'b self, known: &'b dyn Fn(&FileState) -> Option<Made>) -> Given<'b> {
         let copies_left = self.copies_left();
         Given { known, state: &self.state, verdicts: &self.verdicts, copies_left }
     }
@@ -197,6 +204,7 @@ impl Agent<'_> {
     /// Begins the work on a user's process, for which nobody else waits.
     fn begin_aside(&mut self, one: Wanted) {
         let Some(hold) = Held::of(one.pid, one.facts.identity) else { return };
+        self.expect_faults(&one);
         let known = |file: &FileState| self.builds.get(file).cloned();
         match Running::begin(&self.job(&one), self.given(&known)) {
             Ok(running) => {
@@ -206,6 +214,7 @@ impl Agent<'_> {
             Err(failure) => {
                 let text = format!("cannot begin to work on processes: {failure}");
                 self.say_once("memory", Level::Warning, text);
+                self.guard.expect_no_faults(one.pid);
                 self.again(one.pid, true);
             }
         }
@@ -270,17 +279,18 @@ impl Agent<'_> {
     fn take_in(&mut self, one: Wanted, under: Under, hold: Held, told: Told) {
         let Wanted { pid, facts, rule: _ } = one;
         let Under { name, action, measures } = under;
-        let build = told.program.as_ref().map(|(_, build)| build.clone());
-        if let Some((file, build)) = told.program {
+        let made = told.program.as_ref().map(|(_, made)| made.clone());
+        if let Some((file, made)) = told.program {
             if self.builds.len() >= MOST_BUILDS {
                 self.builds.clear();
             }
-            self.builds.insert(file, build.clone());
+            self.builds.insert(file, made.clone());
             if !matches!(&told.outcome, Some(Ok(outcome)) if !outcome.switched) {
-                self.guard.add(hold.watch(&facts, &name, build));
+                self.guard.add(hold.watch(&facts, &name, made));
                 self.first.entry(facts.shown_exe.clone()).or_insert_with(Instant::now);
             }
         }
+        self.guard.expect_no_faults(pid);
         let number = pid.as_raw_nonzero();
         let what = format!("{} {number} (rule {name})", facts.comm.shown());
         let outcome = match told.outcome {
@@ -297,9 +307,9 @@ impl Agent<'_> {
                 return;
             }
         };
-        if let Some(build) = build.filter(|_| outcome.result == "canary_required" && measures) {
+        if let Some(made) = made.filter(|_| outcome.result == "canary_required" && measures) {
             let program = facts.shown_exe.clone();
-            self.want_proof(Unproved { rule: name.clone(), program, build });
+            self.want_proof(Unproved { rule: name.clone(), program, made });
         }
         let Outcome {
             result,
