@@ -328,3 +328,42 @@ fn a_manifest_that_cannot_be_read_is_not_to_be_edited() {
     let words = ["rules", "check", "-f", broken.to_str().expect("UTF-8")].map(str::to_owned);
     assert!(ctl(words.into_iter().chain(files.args())).err().contains("; fix: edit it"));
 }
+
+/// A mistyped unit or path is told with the rule's name and line, and `--strict` makes it an error. So it does with an
+/// unknown key.
+#[test]
+fn a_rule_that_matches_nothing_is_told() {
+    require!(is_root(), "rules of root's");
+    let files = Files::new();
+    let copy = files.program("hold", 6, "a/hold");
+    files.attach_below("good", "a");
+    let strict = || {
+        let words = ["rules", "check", "--strict"].map(str::to_owned);
+        ctl(words.into_iter().chain(files.args()))
+    };
+    let held = hold(&copy);
+    strict().assert_code(0).assert_silent();
+    let wrong = format!(
+        "# ours\n[[rule]]\nname = \"path\"\nexe = \"{0}x\"\naction = \"never\"\n\n[[rule]]\nname = \"unit\"\n\
+         exe = \"{0}\"\nunit = \"mistyped\"\naction = \"attach\"\n",
+        copy.display()
+    );
+    files.write("wrong.toml", &wrong);
+    for (done, status) in [(files.check(&[]), 0), (strict(), 1)] {
+        done.assert_code(status);
+        let (err, file) = (done.err(), files.conf().join("wrong.toml"));
+        let path =
+            format!("rule path ({}, line 2) matches no process, and no file", file.display());
+        let unit = format!("rule unit ({}, line 7) matches no process; fix: ", file.display());
+        assert!(err.contains(&path) && err.contains(&unit), "{done}");
+        assert_eq!(err.lines().count(), 2, "{done}");
+    }
+    // Only all processes show that a rule matches nothing.
+    files.check(&[held.pid()]).assert_code(0).assert_silent();
+    files.write("wrong.toml", "[agent]\nmax-coppies = \"1GiB\"\n");
+    files.check(&[]).assert_code(0);
+    let done = strict();
+    done.assert_code(1);
+    assert!(done.err().contains("no such key: agent.max-coppies"), "{done}");
+    held.finish().assert_code(7);
+}

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{Dir, FileType, Mode, OFlags};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::AsShown;
 use tiexec_core::pattern::{Pattern, Slashes};
@@ -27,7 +27,7 @@ use tiexec_core::value::{parse_bytes, parse_duration};
 use tiexec_remap::systemd_units::with_kind;
 use tiexec_remap::trusted_directory::{self, Trust};
 use tiexec_sys::Errno;
-use toml::{Table, Value};
+use toml::{Spanned, Table, Value};
 
 use crate::matching_files::matching_files;
 use crate::measure::Measure;
@@ -79,6 +79,8 @@ impl Action {
 pub struct Rule {
     /// Its name, which reports and the quarantine use.
     pub name: String,
+    /// Its file, and the line of that file in which it begins.
+    pub place: (PathBuf, usize),
     /// The path of the program.
     exe: Option<Pattern>,
     /// The unit of the system's manager.
@@ -160,6 +162,16 @@ impl Rule {
             && fits(&self.unit, process.unit.as_deref().map(str::as_bytes))
             && fits(&self.cgroup, process.cgroup.as_deref())
             && self.user.is_none_or(|user| process.uids.first() == Some(&user))
+    }
+
+    /// Returns whether the rule has a path that no file has.
+    pub fn names_no_file(&self) -> bool {
+        self.exe.as_ref().is_some_and(|pattern| matching_files(pattern).is_empty())
+    }
+
+    /// Returns whether only processes of pods match.
+    pub fn is_for_pods(&self) -> bool {
+        !self.pod.is_empty()
     }
 
     /// Returns whether the rule matches every process that runs this file.
@@ -341,11 +353,12 @@ impl Rules {
     fn take(&mut self, path: &Path, text: &str) -> Result<(), String> {
         let mut table: Table = text.parse().map_err(|error: toml::de::Error| {
             // The parser's own text shows the line with a marker below it, and takes several lines.
-            let start = error.span().map_or(0, |span| span.start);
-            let line = text.bytes().take(start).filter(|&byte| byte == b'\n').count() + 1;
+            let line = line_at(text, error.span().map_or(0, |span| span.start));
             format!("line {line} is no TOML: {}", error.message().shown())
         })?;
         let mut unknown = Vec::new();
+        let places = toml::from_str::<Places>(text).unwrap_or_default().rule;
+        let mut lines = places.iter().map(|place| line_at(text, place.span().start));
         if let Some(agent) = table.remove("agent") {
             let Value::Table(agent) = agent else { return Err("[agent] is no table".to_owned()) };
             self.take_limits(agent, &mut unknown)?;
@@ -363,7 +376,8 @@ impl Rules {
                         format!(" ({})", start.shown())
                     });
                     let name = name.unwrap_or_default();
-                    let rule = rule_of(rule, &mut unknown)
+                    let place = (path.to_owned(), lines.next().unwrap_or(1));
+                    let rule = rule_of(rule, place, &mut unknown)
                         .map_err(|what| format!("rule {number}{name}: {what}"))?;
                     if self.rules.iter().any(|other| other.name == rule.name) {
                         return Err(format!(
@@ -419,7 +433,23 @@ impl Rules {
     }
 }
 
-fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> {
+/// The places of the rules in a file.
+#[derive(Deserialize, Default)]
+struct Places {
+    #[serde(default)]
+    rule: Vec<Spanned<Table>>,
+}
+
+/// Returns the number of the line that has this byte.
+fn line_at(text: &str, start: usize) -> usize {
+    text.bytes().take(start).filter(|&byte| byte == b'\n').count() + 1
+}
+
+fn rule_of(
+    mut table: Table,
+    place: (PathBuf, usize),
+    unknown: &mut Vec<String>,
+) -> Result<Rule, String> {
     let name = text_of(&mut table, "name")?.ok_or("it has no name")?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
@@ -504,6 +534,7 @@ fn rule_of(mut table: Table, unknown: &mut Vec<String>) -> Result<Rule, String> 
     }
     Ok(Rule {
         name,
+        place,
         exe,
         unit,
         cgroup,

@@ -24,7 +24,7 @@ pub fn run() -> u8 {
         Err(error) => return answer(error, exit::USAGE, exit::FAILED),
     };
     if options.once {
-        return show(&options.files, None);
+        return show(&options.files, None, false);
     }
     if let Some(defect) = Rules::read(&options.files.conf_dir).unread(&options.files.conf_dir)
         && options.files.conf_dir != Path::new(rules::DIRECTORY)

@@ -770,6 +770,10 @@ pub enum RulesCommand {
         #[arg(short = 'f', long = "file", value_name = "FILE", conflicts_with = "pids")]
         manifests: Vec<PathBuf>,
 
+        /// Exit with 1 also if a file has an unknown key, or if a rule matches no process
+        #[arg(long)]
+        strict: bool,
+
         /// The places of its files.
         #[command(flatten)]
         files: AgentFiles,

@@ -33,20 +33,21 @@ use crate::stdio::warn;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn run(command: &RulesCommand) -> u8 {
-    let (pids, files) = match command {
-        RulesCommand::Check { manifests, files, .. } if !manifests.is_empty() => {
+    let (pids, files, strict) = match command {
+        RulesCommand::Check { manifests, files, strict, .. } if !manifests.is_empty() => {
             let rules = Rules::read(&files.conf_dir);
             rules.defects.iter().for_each(warn);
-            return super::manifests::check(manifests, &rules);
+            let status = super::manifests::check(manifests, &rules);
+            return if *strict && !rules.defects.is_empty() { exit::FAILED } else { status };
         }
-        RulesCommand::Check { pids, files, .. } => (pids, files),
+        RulesCommand::Check { pids, files, strict, .. } => (pids, files, *strict),
         RulesCommand::Warm { conf_dir } => return warm_programs(conf_dir),
     };
     if pids.is_empty() {
-        return show(files, None);
+        return show(files, None, strict);
     }
     match attach::parse_pids(pids) {
-        Ok(pids) => show(files, Some(&pids)),
+        Ok(pids) => show(files, Some(&pids), strict),
         Err(error) => {
             warn(error);
             exit::USAGE
@@ -54,9 +55,9 @@ pub(super) fn run(command: &RulesCommand) -> u8 {
     }
 }
 
-/// Shows the decision about each of the processes or, without processes, about each that a rule matches. Returns the
-/// exit status.
-pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
+/// Shows the decision about each of the processes or, without processes, about each that a rule matches, and the rules
+/// that match no process. Returns the exit status. With `strict`, such a rule and every defect of a file is an error.
+pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, strict: bool) -> u8 {
     let rules = Rules::read(&files.conf_dir);
     rules.defects.iter().for_each(warn);
     if pids.is_none() && rules.rules.is_empty() && rules.defects.is_empty() {
@@ -82,6 +83,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
     let (state, verdicts) = (state.unwrap_or_default(), verdicts.unwrap_or_default());
     let machine = Machine::look();
     let pods = if rules.want_pods() { pod_watch::list(PATIENCE) } else { Ok(Pods::default()) };
+    let knows_pods = rules.want_pods() && pods.is_ok();
     let pods = pods.unwrap_or_else(|why| {
         let why = why.shown();
         warn(format_args!(
@@ -94,8 +96,12 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
     let mut surroundings = Surroundings::look();
     surroundings.pods = pods;
     let mut printed = exit::OK;
+    let mut unmatched: Vec<&Rule> = rules.rules.iter().collect();
+    // Another line says why no pods are known.
+    unmatched.retain(|rule| knows_pods || !rule.is_for_pods());
     let mut one = |pid: Pid, process: &ProcDir, named: bool| {
         let facts = surroundings.process(process)?;
+        unmatched.retain(|rule| !rule.matches(&facts));
         let decision = decide(process, &facts, &rules, &state, &verdicts, machine);
         if decision.rule.is_some() || named {
             let (pid, comm) = (pid.as_raw_nonzero(), facts.comm.shown());
@@ -137,8 +143,25 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>) -> u8 {
             }
         }
     }
-    let status = told(status, printed);
-    if rules.defects.iter().any(|defect| defect.left_out) { exit::FAILED } else { status }
+    unmatched.retain(|_| pids.is_none());
+    unmatched.iter().for_each(|rule| say_unmatched(rule));
+    let is_wrong = rules.defects.iter().any(|defect| defect.left_out || strict)
+        || strict && !unmatched.is_empty();
+    if is_wrong { exit::FAILED } else { told(status, printed) }
+}
+
+/// Warns that no process matches the rule.
+fn say_unmatched(rule: &Rule) {
+    let (Rule { name, .. }, (file, line)) = (rule, &rule.place);
+    let file = file.shown();
+    let seen =
+        if rustix::process::geteuid().is_root() { "" } else { " that this user may look at" };
+    let why = if rule.names_no_file() {
+        ", and no file has the path of its exe; fix: edit exe there"
+    } else {
+        "; fix: edit exe, unit, cgroup or user there, or start the program"
+    };
+    warn(format_args!("rule {name} ({file}, line {line}) matches no process{seen}{why}"));
 }
 
 /// Warms the programs of rules that act; returns the exit status.
