@@ -340,25 +340,27 @@ fn a_tiexecctl_that_others_can_exchange() {
     assert_eq!(made(&systemd), "");
 }
 
-#[test]
-fn a_unit_of_a_users_own_systemd() {
-    require!(can_boot() && Systemd::has("nginx.service"), "{NEEDS}, nginx");
-    let systemd = Systemd::boot();
-    // This unit starts the user's manager without logind and PAM.
+/// Starts root's own manager, without logind and PAM. Returns the words before a command for it.
+pub(super) fn users_manager(systemd: &Systemd) -> [&'static str; 3] {
     systemd.write_unit(
         "/etc/systemd/system/user@0.service",
         "[Service]\nType=notify\nDelegate=yes\nRuntimeDirectory=user/0\nRuntimeDirectoryMode=700\n\
          Environment=XDG_RUNTIME_DIR=/run/user/0 HOME=/root\nExecStart=/lib/systemd/systemd --user\n",
     );
     systemd.start("user@0.service");
+    ["env", "XDG_RUNTIME_DIR=/run/user/0", "HOME=/root"]
+}
+
+#[test]
+fn a_unit_of_a_users_own_systemd() {
+    require!(can_boot() && Systemd::has("nginx.service"), "{NEEDS}, nginx");
+    let systemd = Systemd::boot();
+    let front = users_manager(&systemd);
     let own = systemd.path("/root/.config/systemd/user");
     std::fs::create_dir_all(&own).expect("a directory inside");
     let web = "[Service]\nExecStart=/usr/sbin/nginx -g 'daemon off;'\n";
     std::fs::write(own.join("web.service"), web).expect("a unit inside");
-    let as_user = |words: &[&str]| {
-        let front = ["env", "XDG_RUNTIME_DIR=/run/user/0", "HOME=/root"];
-        systemd.run(front.iter().chain(words))
-    };
+    let as_user = |words: &[&str]| systemd.run(front.iter().chain(words));
     as_user(&["systemctl", "--user", "daemon-reload"]).assert_code(0);
     as_user(&[
         "tiexecctl",

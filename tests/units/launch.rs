@@ -1,5 +1,6 @@
 //! A service whose own command is `tiexec PROGRAM`: systemd sees the processes that it sees without `tiexec`.
 
+use super::enable::users_manager;
 use support::child::eventually;
 use support::require;
 use support::systemd::{NEEDS, Systemd, can_boot};
@@ -50,6 +51,23 @@ fn a_daemon_without_a_pid_file() {
     let (_, fix) = line.split_once("; for later starts: ").expect("a command");
     assert_eq!(fix, format!("tiexecctl enable {unit}"));
     systemd.run(["sh", "-c", fix]).assert_code(0);
+}
+
+/// A user's own systemd is a subreaper, but it reaps for a whole session, as process 1 does.
+#[test]
+fn in_a_session_of_a_users_manager() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    let front = users_manager(&systemd);
+    install(&program("hold", Kind::DynamicPie), &systemd.path("/opt/hold"), 0o755);
+    let words =
+        ["systemd-run", "--user", "--scope", "--quiet", "/usr/bin/tiexec", "/opt/hold", "7"];
+    let mut held = systemd.command(front.iter().chain(&words)).hold();
+    let reaper = systemd.run(["ps", "-C", "tiexec-follower", "-o", "ppid="]).out();
+    let reaper = systemd.run(["ps", "-o", "args=", "-p", reaper.trim()]).out();
+    assert_eq!(reaper, "/lib/systemd/systemd --user\n");
+    held.write(b"\n");
+    held.finish().assert_code(7).assert_silent();
 }
 
 /// systemd-run(1) hands the command over to the manager. The line names the command that makes it huge.

@@ -2,7 +2,7 @@
 //!
 //! Root may be told to write in a directory where other users create names too, such as `/tmp`. So TiExec follows no
 //! link of theirs ([`trusted_directory`]), writes a new file beside the name, and puts it in place whole by rename(2)
-//! ([`files`](tiexec_remap::files)). No reader finds half a file.
+//! ([`tiexec_remap::files`]). No reader finds half a file.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;

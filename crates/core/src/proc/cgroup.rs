@@ -145,6 +145,14 @@ pub fn own_service(cgroup: &[u8]) -> Option<&[u8]> {
     (unit.len() > b".service".len() && unit.ends_with(b".service")).then_some(unit)
 }
 
+/// Returns whether the process whose `cgroup` this is is a user's own systemd: the manager of `user@UID.service` runs in a
+/// scope below that unit.
+pub fn is_users_manager(cgroup: &[u8]) -> bool {
+    let mut parts = path(cgroup).unwrap_or_default().rsplit(|&byte| byte == b'/');
+    let is_its = |unit: &[u8]| unit.starts_with(b"user@") && unit.ends_with(b".service");
+    parts.next() == Some(b"init.scope") && parts.next().is_some_and(is_its)
+}
+
 /// Returns the UID of the Kubernetes pod to which the process whose `cgroup` this is belongs.
 ///
 /// The kubelet names a pod's cgroup `podUID` (driver cgroupfs) or `kubepods-QOS-podUID.slice` (driver systemd, which
@@ -392,6 +400,21 @@ mod tests {
         assert_eq!(path(b"1:name=systemd:/d\n0::/a\n"), Some(&b"/d"[..]));
         assert_eq!(path(b"1:name=systemd:/\n0::/a\n"), Some(&b"/a"[..]));
         assert_eq!(path(b"4:memory:/c\n"), None);
+    }
+
+    #[test]
+    fn a_users_manager_is_known_by_its_scope() {
+        let user = "/user.slice/user-7.slice/user@7.service";
+        for (path, is_one) in [
+            (format!("{user}/init.scope"), true),
+            (format!("{user}/app.slice/app-1.scope"), false),
+            (format!("{user}/app.slice/init.scope"), false),
+            ("/init.scope".to_owned(), false),
+            ("/system.slice/web.service".to_owned(), false),
+        ] {
+            assert_eq!(is_users_manager(format!("0::{path}\n").as_bytes()), is_one, "{path}");
+        }
+        assert!(!is_users_manager(b""));
     }
 
     #[test]

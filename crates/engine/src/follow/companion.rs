@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use tiexec_core::proc::cgroup::is_users_manager;
 use tiexec_sys::perf_watch::{Heirs, Watch, wait_for_end};
 use tiexec_sys::process::{self, Fork, INITIAL_PID_NAMESPACE};
 use tiexec_sys::process_name::Role;
@@ -161,7 +162,8 @@ fn tell_id(channel: &mut PipeWriter, id: Option<Pid>) {
 
 /// Waits, in an orphan of the process `first`, until the kernel has given this process another parent. Returns that
 /// parent, if it is a subreaper and not process 1 of the PID namespace (`find_new_reaper` in `kernel/exit.c`; a
-/// subreaper of another namespace gets no orphan of this one).
+/// subreaper of another namespace gets no orphan of this one). A user's own systemd reaps for all programs of a session,
+/// as process 1 does, and does not count as a subreaper.
 ///
 /// The kernel gives no sign for this without a signal. `first` is about to end, so this polls for a moment.
 fn subreaper_after(first: Pid) -> Option<Pid> {
@@ -174,7 +176,11 @@ fn subreaper_after(first: Pid) -> Option<Pid> {
         looks += 1;
         if looks < LOOKS_AT_PARENT { yield_now() } else { sleep(BETWEEN_LOOKS / 10) }
     };
-    parent.filter(|parent| !parent.is_init())
+    let is_manager = |parent: Pid| {
+        let cgroup = ProcDir::of(parent).and_then(|parent| parent.read("cgroup"));
+        cgroup.is_ok_and(|cgroup| is_users_manager(&cgroup))
+    };
+    parent.filter(|&parent| !parent.is_init() && !is_manager(parent))
 }
 
 impl Begun {
