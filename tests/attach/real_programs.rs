@@ -127,12 +127,14 @@ fn postgres() {
         ctl(["revert", "-q", &*pids.join(",")]).assert_code(0);
         assert!(pids.iter().all(|pid| switched(pid.parse().expect("a number")) == 0));
     }
-    // This covers all processes, also those that sleep with a time limit, because they catch signals.
+    // This covers all processes, also those that sleep with a time limit, because they catch signals. On a busy machine TiExec
+    // may not see in time that a stopped wait has begun again. Such a thread is left alone until its wait is over.
     for args in [&["attach", "-q", "--backing=image", "--exe"][..], &["revert", "-q", "--exe"]] {
         let done = ctl([args, &[&*server]].concat());
         if done.status.code() != Some(0) {
             done.assert_code(3);
-            let expected = |line: &&str| line.contains("target_gone");
+            let waits = |line: &str| line.contains("no_thread") && line.contains("epoll_wait");
+            let expected = |line: &&str| line.contains("target_gone") || waits(line);
             assert!(done.err().lines().all(|line| expected(&line)), "{done}");
         }
         assert_eq!(psql(), "42\n");

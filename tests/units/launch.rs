@@ -60,8 +60,9 @@ fn in_a_session_of_a_users_manager() {
     let systemd = Systemd::boot();
     let front = users_manager(&systemd);
     install(&program("hold", Kind::DynamicPie), &systemd.path("/opt/hold"), 0o755);
-    let words =
-        ["systemd-run", "--user", "--scope", "--quiet", "/usr/bin/tiexec", "/opt/hold", "7"];
+    // The shell is a child of the manager's, and the program leaves the shell's service for a scope.
+    let job = "systemd-run --user --scope --quiet /usr/bin/tiexec /opt/hold 7; exit $?";
+    let words = ["systemd-run", "--user", "--pipe", "--wait", "--quiet", "sh", "-c", job];
     let mut held = systemd.command(front.iter().chain(&words)).hold();
     let reaper = systemd.run(["ps", "-C", "tiexec-follower", "-o", "ppid="]).out();
     let reaper = systemd.run(["ps", "-o", "args=", "-p", reaper.trim()]).out();
