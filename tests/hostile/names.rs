@@ -273,12 +273,12 @@ fn of_the_journal() {
         let key = line.split('=').next().expect("a key");
         assert!(
             key.starts_with("TIEXEC_")
-                || ["MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER"].contains(&key),
+                || ["MESSAGE", "PRIORITY", "SYSLOG_IDENTIFIER", "OBJECT_PID"].contains(&key),
             "{line:?}"
         );
         assert!(!line.contains(char::is_control) && !line.contains('\u{202e}'), "{line:?}");
     }
-    assert_eq!(text.lines().count(), 10, "{text}");
+    assert_eq!(text.lines().count(), 11, "{text}");
     held.finish().assert_code(7);
 }
 
