@@ -4,6 +4,7 @@ mod attaching;
 mod budgets;
 mod crashes;
 mod killed;
+mod launches;
 mod load;
 mod rules;
 mod seen;

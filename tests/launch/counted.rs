@@ -3,9 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::follow::{MARK, companion};
 use super::start::{huge_of, library, loads};
-use support::attaching::ctl_named;
+use support::attaching::{MARK, companion, ctl_named};
 use support::child::{self, Held, eventually, soon};
 use support::machine::Groups;
 use support::smaps::children;

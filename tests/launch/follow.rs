@@ -1,7 +1,7 @@
 //! `-f`, `--follow`: the programs that descendants start in any way get huge pages, and nothing else about the tree
 //! changes.
 
-use support::attaching::{ctl, small, started, switched};
+use support::attaching::{MARK, companion, ctl, small, started, switched};
 use support::child::eventually;
 use support::pty::Pty;
 use support::{Fresh, Held, Kind, Prep, Public, Random, Run, is_root, program, require};
@@ -16,21 +16,6 @@ fn wait_switched(held: &mut Held) -> i32 {
     let pid = held.said_pid();
     eventually("the followed program's text is huge", || switched(pid) > 0);
     pid
-}
-
-/// The environment variable that distinguishes the companions of several launches.
-pub(crate) const MARK: &str = "MARK";
-
-/// Finds the companion of a launch by the mark in its environment.
-pub(crate) fn companion(mark: &str) -> Option<i32> {
-    let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
-    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    let mark = format!("{MARK}={mark}");
-    pids.find(|pid| {
-        let text = |name| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
-        text("comm") == b"tiexec-follower\n"
-            && text("environ").split(|&byte| byte == 0).any(|one| one == mark.as_bytes())
-    })
 }
 
 fn is_alive(pid: i32) -> bool {

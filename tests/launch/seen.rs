@@ -1,7 +1,6 @@
 //! What others see of a launch and of its companion, in the kernel's counters, the cgroup, the journal and `/run`.
 
-use super::follow::{MARK, companion};
-use support::attaching::switched;
+use support::attaching::{MARK, companion, switched};
 use support::child::eventually;
 use support::journal;
 use support::machine::{Groups, inside, memory_controller, shared_memory};

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use super::follow::{MARK, companion};
-use support::attaching::{ctl_named, revert, switched};
+use support::attaching::{MARK, companion, ctl_named, revert, switched};
 use support::child::{Held, eventually, soon};
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios, keep_small};
 use support::journal;

@@ -21,6 +21,7 @@ static const struct { const char *name; int nr; } calls[] = {
     CALL(copy_file_range), CALL(sendfile), CALL(splice), CALL(dup3), CALL(close_range), CALL(setrlimit), CALL(prlimit64),
     CALL(rt_sigprocmask), CALL(rt_sigaction), CALL(sigaltstack), CALL(mincore), CALL(process_madvise), CALL(statfs), CALL(fstatfs),
     CALL(close), CALL(mlock), CALL(sched_setscheduler), CALL(restart_syscall), CALL(perf_event_open),
+    CALL(socket), CALL(connect),
 };
 
 int main(int argc, char **argv)

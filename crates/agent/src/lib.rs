@@ -12,6 +12,7 @@
 //! - [`off`]: the files that stop the agent from starting work.
 //! - [`nodes`]: the share of nodes on which a rule acts.
 //! - `young`: processes that have not run for `min-age`; `forked`: those of them that were forked and execute nothing.
+//! - `launches`: programs that `tiexec` has started and handed over.
 //! - [`state`]: the builds in quarantine, which survive a restart; [`verdicts`]: the findings of canaries; [`canary`]:
 //!   the files of canaries, and the undo of a killed canary.
 //!
@@ -26,6 +27,7 @@ mod events;
 mod forked;
 pub mod guard;
 mod kept;
+mod launches;
 pub mod machine;
 mod matching_files;
 mod measure;

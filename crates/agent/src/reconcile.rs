@@ -18,8 +18,9 @@ use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 use tiexec_core::escape::AsShown;
+use tiexec_engine::follow::hand_over;
 use tiexec_engine::identity::Identity;
-use tiexec_engine::watch::Growing;
+use tiexec_engine::watch::{Growing, times};
 use tiexec_remap::mapped::Copied;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, cgroup_namespace, interrupt, pidfd, process, with_symbols};
@@ -30,6 +31,7 @@ use crate::events::Events;
 use crate::forked::Forked;
 use crate::guard::Guard;
 use crate::kept::{Locked, Stamp};
+use crate::launches::Launches;
 use crate::machine::Machine;
 use crate::metrics::{Metrics, Share};
 use crate::off::{self, Off};
@@ -37,7 +39,7 @@ use crate::pod_watch::{PodWatch, Told};
 use crate::pods::Pods;
 use crate::processes::{Process, Surroundings, every};
 use crate::rules::{Rule, Rules};
-use crate::speak::{NoSocket, SOCKET, Server, listen, listen_at};
+use crate::speak::{NoSocket, SOCKET, Server, listen, listen_at, listen_for_launches};
 use crate::state::{State, Store, Whose};
 use crate::treat::{FileState, Made};
 use crate::verdicts::Verdicts;
@@ -126,12 +128,20 @@ impl Known {
     }
 }
 
-/// A process that a rule acts on.
+/// Why the agent acts on a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum By {
+    /// The rule with this index.
+    Rule(usize),
+    /// `tiexec` has started it; `settled` is true once its start is over.
+    Launch { settled: bool },
+}
+
+/// A process that the agent acts on.
 struct Wanted {
     pid: Pid,
     facts: Process,
-    /// The index of the rule.
-    rule: usize,
+    by: By,
 }
 
 /// The agent.
@@ -178,6 +188,9 @@ pub struct Agent<'a> {
     has_counted: bool,
     guard: Guard,
     server: Option<Server<UnixListener>>,
+    /// The socket at which launches hand over their programs.
+    launch_server: Option<Server<UnixListener>>,
+    launches: Launches,
     /// The socket at which everybody may ask for the figures.
     metrics_server: Option<Server<TcpListener>>,
     metrics: Metrics,
@@ -244,6 +257,8 @@ impl<'a> Agent<'a> {
             has_counted: false,
             guard,
             server: None,
+            launch_server: None,
+            launches: Launches::new(),
             metrics_server: None,
             metrics: Metrics::new(),
             builds: HashMap::new(),
@@ -264,6 +279,16 @@ impl<'a> Agent<'a> {
                 }
                 Err(NoSocket::Other(why)) => {
                     agent.say(Level::Warning, &format!("cannot listen at {SOCKET}: {why}"));
+                }
+            }
+            match listen_for_launches() {
+                Ok(listener) => agent.launch_server = Some(Server::new(listener)),
+                Err(why) => {
+                    let text = format!(
+                        "cannot listen at {}: {why}; launches keep a companion instead",
+                        hand_over::SOCKET
+                    );
+                    agent.say(Level::Warning, &text);
                 }
             }
             if let Err(error) = cgroup_namespace::enter_that_of_init() {
@@ -504,9 +529,7 @@ impl<'a> Agent<'a> {
 
     fn say_trips(&mut self) {
         let off: Vec<&str> = self
-            .rules
-            .rules
-            .iter()
+            .acting()
             .filter(|rule| self.state.is_off(&rule.name))
             .map(|rule| rule.name.as_str())
             .collect();
@@ -549,11 +572,13 @@ impl<'a> Agent<'a> {
 
     fn read_events(&mut self) {
         let now = Instant::now();
+        self.launches.expire(now);
         let since = now.duration_since(self.read_at);
         if since >= TICK || (since >= SPACING && std::mem::take(&mut self.told)) {
             let news = self.events.read();
             self.read_at = now;
-            if self.rules.least_age().is_some() {
+            self.launches.forget(&news.ended);
+            if self.least_age().is_some() {
                 self.forked.forget(news.ended.iter().chain(&news.execs));
                 self.forked.add(news.forks, now);
                 self.begun.add(news.execs, now);
@@ -562,7 +587,7 @@ impl<'a> Agent<'a> {
                 self.looked_at_all = None;
             }
         }
-        let Some(least) = self.rules.least_age() else {
+        let Some(least) = self.least_age() else {
             self.begun.clear();
             self.forked.clear();
             return;
@@ -589,6 +614,25 @@ impl<'a> Agent<'a> {
         let identity = ProcDir::of(pid).ok().and_then(|process| Identity::of(&process))?;
         let is_known = self.known.get(&pid).is_some_and(|known| known.identity == identity);
         (!is_known).then_some(identity)
+    }
+
+    /// Returns the rule by which the agent acts.
+    fn rule(&self, by: By) -> &Rule {
+        match by {
+            By::Rule(rule) => &self.rules.rules[rule],
+            By::Launch { .. } => &self.launches.rule,
+        }
+    }
+
+    /// Returns all rules by which the agent may act.
+    fn acting(&self) -> impl Iterator<Item = &Rule> {
+        self.rules.rules.iter().chain([&self.launches.rule])
+    }
+
+    /// Returns how old a program must be at least; `None` if the agent acts on none.
+    fn least_age(&self) -> Option<Duration> {
+        let of_launches = (!self.launches.is_empty()).then_some(self.launches.rule.min_age);
+        self.rules.least_age().into_iter().chain(of_launches).min()
     }
 
     /// Scans all processes for new and for ended ones.
@@ -649,27 +693,39 @@ impl<'a> Agent<'a> {
                 continue;
             }
             known.due = None;
-            let process = ProcDir::of(pid).ok();
-            let facts = process.and_then(|process| self.surroundings.process(&process));
+            let Ok(process) = ProcDir::of(pid) else { continue };
+            let facts = self.surroundings.process(&process);
             let Some(facts) = facts.filter(|facts| facts.identity == known.identity) else {
                 continue;
             };
             known.pod_uid.clone_from(&facts.pod_uid);
-            let rule = self.rules.rules.iter().position(|rule| rule.matches(&facts));
-            let Some(rule) = rule.filter(|&rule| self.rules.rules[rule].action.acts()) else {
+            let age = known.begun.map_or_else(|| age(&facts), |begun| now.duration_since(begun));
+            let settled = age >= times::settled();
+            let by = match self.rules.rules.iter().position(|rule| rule.matches(&facts)) {
+                Some(rule) => self.rules.rules[rule].action.acts().then_some(By::Rule(rule)),
+                None => self.launches.has(pid, &process, &facts).then_some(By::Launch { settled }),
+            };
+            let Some(by) = by else {
                 // The outcome of a rule that is gone is not true any more.
                 known.last = None;
                 self.forked.note_look(facts.identity.program(), now);
                 continue;
             };
-            let min_age = self.rules.rules[rule].min_age;
-            let age = known.begun.map_or_else(|| age(&facts), |begun| now.duration_since(begun));
+            let rule = match by {
+                By::Rule(rule) => &self.rules.rules[rule],
+                By::Launch { .. } => &self.launches.rule,
+            };
+            let min_age = rule.min_age;
             if let Some(left) = min_age.checked_sub(age).filter(|left| !left.is_zero()) {
                 known.due = Some(now + left);
                 continue;
             }
             self.forked.note_look(facts.identity.program(), now);
-            self.wanted.push_back(Wanted { pid, facts, rule });
+            if by == (By::Launch { settled: false }) {
+                // Libraries may come until then.
+                known.due = Some(now + times::settled().saturating_sub(age));
+            }
+            self.wanted.push_back(Wanted { pid, facts, by });
         }
     }
 
@@ -677,15 +733,17 @@ impl<'a> Agent<'a> {
     fn wait(&mut self) {
         let now = Instant::now();
         let due = self.known.values().filter_map(|known| known.due).min();
-        let old = self.begun.first().zip(self.rules.least_age());
+        let least = self.least_age();
+        let old = self.begun.first().zip(least);
         let old = old.map(|(begun, least)| begun + least);
         let next = due.into_iter().chain(old).min();
         let next = next.map_or(EVERY, |next| next.saturating_duration_since(now));
-        let idle = self.rules.least_age().is_none() && self.guard.is_empty();
+        let idle = least.is_none() && self.guard.is_empty();
         let longest = if idle && self.aside.is_none() { EVERY / 2 } else { TICK };
         let longest = if self.publish.is_some() { longest.min(tell::PUBLISH) } else { longest };
         let clients = [
             self.server.as_ref().and_then(Server::patience),
+            self.launch_server.as_ref().and_then(Server::patience),
             self.metrics_server.as_ref().and_then(Server::patience),
         ];
         let next = clients.into_iter().flatten().fold(next, Duration::min);
@@ -703,6 +761,7 @@ impl<'a> Agent<'a> {
     fn waits<'b>(&'b self, mut input: Vec<BorrowedFd<'b>>, time: Duration) -> bool {
         input.extend(self.metrics_server.iter().flat_map(Server::descriptors));
         input.extend(self.server.iter().flat_map(Server::descriptors));
+        input.extend(self.launch_server.iter().flat_map(Server::descriptors));
         input.extend(self.pod_watch.as_ref().and_then(PodWatch::descriptor));
         input.extend(self.aside.as_ref().map(|aside| aside.running.descriptor()));
         let ends: Vec<BorrowedFd<'_>> = self.guard.descriptors().collect();

@@ -110,7 +110,33 @@ pub struct Rule {
     pub settings: Settings,
 }
 
+/// The name of the rule by which the agent treats programs that `tiexec` hands over.
+pub const LAUNCHED: &str = "launched";
+
 impl Rule {
+    /// Returns the rule for programs that `tiexec` hands over. It is in no file, and [`matches`](Self::matches) is not
+    /// asked.
+    pub(crate) fn of_launches(min_age: Duration, settings: Settings) -> Self {
+        Self {
+            name: LAUNCHED.to_owned(),
+            place: (PathBuf::new(), 0),
+            exe: None,
+            unit: None,
+            cgroup: None,
+            user: None,
+            pod: BTreeMap::new(),
+            min_text: 0,
+            min_age,
+            action: Action::Attach,
+            nodes: NodeShare::default(),
+            needs_canary: false,
+            // The user has asked for huge text, also where the host splits huge pages.
+            says_canary: true,
+            measure: None,
+            settings,
+        }
+    }
+
     /// Returns whether the rule attaches only where a canary has found that huge pages help.
     pub fn waits_for_canary(&self) -> bool {
         self.action == Action::Attach && self.needs_canary
@@ -454,6 +480,9 @@ fn rule_of(
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
         return Err("a name is up to 64 of the characters A-Z a-z 0-9 . _ -".to_owned());
+    }
+    if name == LAUNCHED {
+        return Err("the agent itself uses this name, for programs that tiexec starts".to_owned());
     }
     let mut pattern = |key: &str| match text_of(&mut table, key)? {
         None => Ok(None),

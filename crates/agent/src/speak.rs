@@ -1,4 +1,5 @@
-//! The agent's HTTP server: `/status` and `/metrics` on a unix(7) socket, and `/metrics` alone at a TCP address.
+//! The agent's HTTP server: `/status` and `/metrics` on a unix(7) socket, `/metrics` alone at a TCP address, and on a
+//! second unix(7) socket the answers to launches that hand over their program.
 //!
 //! The agent has one thread, which must not block while programs wait. So it serves all clients at the same time, and
 //! waits for none. A client has 5 s from its connection to the end of its answer. If there are too many clients, the
@@ -21,6 +22,8 @@ const DIRECTORY: &str = "/run/tiexec";
 /// The socket.
 pub const SOCKET: &str = "/run/tiexec/agent.sock";
 const NAME: &str = "agent.sock";
+/// The name of [`hand_over::SOCKET`] in the directory.
+const LAUNCHES_NAME: &str = "launch.sock";
 /// The group whose members may connect.
 const GROUP: &str = "tiexec";
 /// The time that a client has to send its request and to read the answer.
@@ -50,21 +53,37 @@ impl From<String> for NoSocket {
     }
 }
 
+/// Opens the agent's directory.
+fn directory() -> Result<OwnedFd, String> {
+    let rule = Rule { user: 0, trust: Trust::Own { sticky: true }, make: &[0o755] };
+    match trusted_directory::open(Path::new(DIRECTORY), &rule) {
+        Ok(Some((directory, _))) => Ok(directory),
+        Ok(None) => Err("there is no /run".to_owned()),
+        Err(distrust) => Err(distrust.to_string()),
+    }
+}
+
 /// Opens the socket. The socket of an ended agent refuses connections (unix(7)), so this function replaces it.
 ///
 /// # Errors
 /// Another agent listens there, another user could have replaced the directory, or the socket cannot be made.
 pub(crate) fn listen() -> Result<UnixListener, NoSocket> {
-    let rule = Rule { user: 0, trust: Trust::Own { sticky: true }, make: &[0o755] };
-    let directory = match trusted_directory::open(Path::new(DIRECTORY), &rule) {
-        Ok(Some((directory, _))) => directory,
-        Ok(None) => return Err("there is no /run".to_owned().into()),
-        Err(distrust) => return Err(distrust.to_string().into()),
-    };
+    let directory = directory()?;
     if UnixStream::connect(SOCKET).is_ok() {
         return Err(NoSocket::Another);
     }
     let listener = files::listen(&directory, NAME, 0o660, group());
+    let listener = listener.map_err(|error| error.to_string())?;
+    listener.set_nonblocking(true).map_err(|error| error.to_string())?;
+    Ok(listener)
+}
+
+/// Opens the socket for launches, to which every user may connect, in place of that of an ended agent.
+///
+/// # Errors
+/// As [`listen`], in words.
+pub(crate) fn listen_for_launches() -> Result<UnixListener, String> {
+    let listener = files::listen(&directory()?, LAUNCHES_NAME, 0o666, None);
     let listener = listener.map_err(|error| error.to_string())?;
     listener.set_nonblocking(true).map_err(|error| error.to_string())?;
     Ok(listener)
@@ -166,7 +185,8 @@ impl<L: Listener> Server<L> {
     }
 
     /// Does what can be done for the clients now.
-    pub(crate) fn serve(&mut self, mut of: impl FnMut(&str) -> Option<Answer>) {
+    /// `of` gets the path of a request, and the client's socket.
+    pub(crate) fn serve(&mut self, mut of: impl FnMut(&str, BorrowedFd<'_>) -> Option<Answer>) {
         self.clients.retain_mut(|client| client.go_on(&mut of) == Next::More);
         for _ in 0..2 * MOST {
             let Ok((stream, peer)) = self.listener.accept_client() else { return };
@@ -193,7 +213,7 @@ impl<L: Listener> Server<L> {
 
 impl Client {
     /// Reads and writes as much as is possible without waiting.
-    fn go_on(&mut self, of: &mut impl FnMut(&str) -> Option<Answer>) -> Next {
+    fn go_on(&mut self, of: &mut impl FnMut(&str, BorrowedFd<'_>) -> Option<Answer>) -> Next {
         if self.since.elapsed() >= PATIENCE {
             return Next::Nothing;
         }
@@ -209,7 +229,7 @@ impl Client {
             }
             if self.request.windows(4).any(|end| end == b"\r\n\r\n") {
                 let Some(path) = path(&self.request) else { return Next::Nothing };
-                self.answer = Some(answer(of(path)));
+                self.answer = Some(answer(of(path, self.stream.as_fd())));
             }
         }
         while let Some(rest) = self.answer.as_mut().filter(|rest| !rest.is_empty()) {

@@ -13,6 +13,7 @@ use tiexec_core::config::Settings;
 use tiexec_core::coverage::huge_by_backing;
 use tiexec_core::proc::maps::FileId;
 use tiexec_core::skip::{FailureKind, Reason};
+use tiexec_engine::follow::start::private_copies;
 use tiexec_engine::hottest::Hot;
 use tiexec_engine::identity::Identity;
 use tiexec_engine::locked_target::{LOOKING, LockedTarget, Treated};
@@ -53,6 +54,8 @@ pub(crate) struct Job<'a> {
     pub(crate) rule: &'a Rule,
     /// The options, or the reason why the pod's annotations cannot be applied.
     pub(crate) settings: Result<Settings, String>,
+    /// Whether its start is over, if `tiexec` has started it; `None` under a rule.
+    pub(crate) start_is_over: Option<bool>,
 }
 
 /// The outcome for a process.
@@ -298,13 +301,23 @@ fn one(
     }
     // From now on the process may be changed.
     note((file, made));
-    attach(&locked, settings, images)
+    attach(&locked, settings, job.start_is_over, images)
 }
 
-fn attach(locked: &LockedTarget, settings: &Settings, images: &mut Images) -> Outcome {
+fn attach(
+    locked: &LockedTarget,
+    settings: &Settings,
+    start_is_over: Option<bool>,
+    images: &mut Images,
+) -> Outcome {
     let done = match settings.max_huge_pages {
-        None => policy(settings, false)
-            .and_then(|policy| locked.treat_once(&locked.order(policy), images)),
+        None => policy(settings, false).and_then(|policy| {
+            let mut order = locked.order(policy);
+            if let Some(is_over) = start_is_over {
+                order.private_copies = private_copies(locked.target.pid, is_over);
+            }
+            locked.treat_once(&order, images)
+        }),
         Some(budget) => Hot::sample(&[locked.target.pid], budget, settings, false)
             .map_err(Failure::of(FailureKind::ProcUnavailable))
             .and_then(|hot| hot.treat_once(locked, images)),

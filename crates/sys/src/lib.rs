@@ -29,6 +29,7 @@ pub mod memory;
 pub mod numa_nodes;
 pub mod pagecache;
 pub mod pagemap_scan;
+pub mod peer;
 mod perf_event;
 pub mod perf_sampler;
 pub mod perf_watch;

@@ -1,21 +1,27 @@
-//! Limits of minutes, which tests shorten.
+//! Limits that tests change: limits of minutes are shortened, and a busy machine gets more time for an answer.
 //!
-//! Only builds with the feature `fault-injection` look at `TIEXEC_TEST_CLOCK=N`, which makes the limits N times shorter.
+//! Only builds with the feature `fault-injection` look at `TIEXEC_TEST_CLOCK=N`, which makes the limits of minutes N times
+//! shorter, and at `TIEXEC_TEST_ANSWER=N`, which makes the wait for an answer N times longer.
 
 use std::time::Duration;
 
 /// Returns how long the limit is here.
 pub fn limit(usual: Duration) -> Duration {
-    usual / divisor()
+    usual / factor("TIEXEC_TEST_CLOCK")
+}
+
+/// Returns how long to wait here for an answer that usually comes at once.
+pub fn answer(usual: Duration) -> Duration {
+    usual * factor("TIEXEC_TEST_ANSWER")
 }
 
 #[cfg(feature = "fault-injection")]
-fn divisor() -> u32 {
-    let wish = std::env::var("TIEXEC_TEST_CLOCK").ok();
+fn factor(variable: &str) -> u32 {
+    let wish = std::env::var(variable).ok();
     wish.and_then(|n| n.parse().ok()).filter(|&n| n > 0).unwrap_or(1)
 }
 
 #[cfg(not(feature = "fault-injection"))]
-fn divisor() -> u32 {
+fn factor(_variable: &str) -> u32 {
     1
 }

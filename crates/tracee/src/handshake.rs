@@ -85,7 +85,7 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
         return Err(Failure::new(FailureKind::ForkFailed, detail));
     }
     if arming.rehearse {
-        scout()?;
+        rehearse(rehearse_launch)?;
     }
     let (mut ours, theirs) = UnixStream::pair().map_err(Failure::of(FailureKind::FdLimit))?;
     let target = process::this();
@@ -119,10 +119,13 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
     }
 }
 
-/// Forks a child that makes every call of this launch, the caller's own and the program's, under the seccomp
-/// filters in force. If a filter kills, it kills only the child. Until the child has reported that it survived
-/// `wait4`, the caller makes no call but `pipe2`, `clone` and `read`.
-fn scout() -> Result<(), Failure> {
+/// Forks a child, a scout, that makes the calls in `calls` under the seccomp filters in force. If a filter kills, it kills
+/// only the child. Until the child has reported that it survived `wait4`, the caller makes no call but `pipe2`, `clone`
+/// and `read`.
+///
+/// # Errors
+/// A filter kills on one of the calls, or refuses it; there is no child. This process is as it was.
+pub fn rehearse(calls: impl FnOnce() -> std::io::Result<()>) -> Result<(), Failure> {
     let refused = |what: &str| Err(Failure::new(FailureKind::Seccomp, what));
     let (mut from_child, mut to_caller) =
         std::io::pipe().map_err(Failure::of(FailureKind::FdLimit))?;
@@ -134,7 +137,7 @@ fn scout() -> Result<(), Failure> {
             process::rehearse_wait();
             process::lift_file_size_limit();
             to_caller.write_all(&[SCOUT_WAITED])?;
-            let answer = match rehearse_launch() {
+            let answer = match calls() {
                 Ok(()) => vec![SCOUT_DONE],
                 Err(error) => error.to_string().into_bytes(),
             };
@@ -161,7 +164,7 @@ const FILTER_KILLS: &str = "a filter kills on a call that is needed";
 const SCOUT_WAITED: u8 = 1;
 const SCOUT_DONE: u8 = 2;
 
-/// Makes the calls of both sides of a launch.
+/// Makes every call of a launch, the caller's own and the program's.
 fn rehearse_launch() -> std::io::Result<()> {
     let (mut ours, mut theirs) = UnixStream::pair()?;
     ours.set_read_timeout(Some(Duration::from_secs(1)))?;

@@ -224,3 +224,18 @@ pub fn staged(pid: i32, exe: &Path) -> Vec<Vma> {
     };
     vmas(pid).into_iter().filter(|vma| of_it(vma) && vma.start.abs_diff(start_code) > FAR).collect()
 }
+
+/// The environment variable that distinguishes the companions of several launches.
+pub const MARK: &str = "MARK";
+
+/// Finds the companion of a launch by the mark in its environment.
+pub fn companion(mark: &str) -> Option<i32> {
+    let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
+    let mut pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let mark = format!("{MARK}={mark}");
+    pids.find(|pid| {
+        let text = |name| std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        text("comm") == b"tiexec-follower\n"
+            && text("environ").split(|&byte| byte == 0).any(|one| one == mark.as_bytes())
+    })
+}

@@ -1,13 +1,19 @@
 //! The answers to clients that ask for the figures and the state.
 
 use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use rustix::net::sockopt::socket_peercred;
 use tiexec_core::escape;
+use tiexec_engine::follow::hand_over::{REQUEST, TAKEN};
+use tiexec_engine::identity::Identity;
 use tiexec_remap::store::directory;
-use tiexec_sys::Pid;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, peer, pidfd};
 
 use super::{Agent, Known, Last, Level};
+use crate::decide::held_back;
 use crate::metrics::Share;
 use crate::off::Off;
 
@@ -20,7 +26,7 @@ impl Agent<'_> {
         let (mut server, mut metrics_server) = (self.server.take(), self.metrics_server.take());
         let metrics = || ("text/plain; version=0.0.4; charset=utf-8", self.figures());
         if let Some(server) = &mut server {
-            server.serve(|path| match path {
+            server.serve(|path, _| match path {
                 "/status" => Some(("application/json", escape::json(&self.status()) + "\n")),
                 "/metrics" => Some(metrics()),
                 _ => None,
@@ -28,9 +34,37 @@ impl Agent<'_> {
         }
         if let Some(server) = &mut metrics_server {
             // This socket does not know the user of a client, so it answers nothing about single processes.
-            server.serve(|path| (path == "/metrics").then(metrics));
+            server.serve(|path, _| (path == "/metrics").then(metrics));
         }
         (self.server, self.metrics_server) = (server, metrics_server);
+        if let Some(mut server) = self.launch_server.take() {
+            server.serve(|path, client| {
+                (path == REQUEST).then(|| ("text/plain", self.take_over(client)))
+            });
+            self.launch_server = Some(server);
+        }
+    }
+
+    /// Takes the process that has connected, which is about to execute a program. Returns [`TAKEN`], or why not.
+    fn take_over(&mut self, client: BorrowedFd<'_>) -> String {
+        if let Some(why) = held_back(&self.launches.rule, &self.state, self.machine) {
+            return format!("{}\n", why.as_str());
+        }
+        // As long as the pidfd's process lives, its ID is not reused. A launch that has given up waiting keeps a companion.
+        let asking = || {
+            let (pidfd, credentials) = (peer::pidfd(client).ok()?, socket_peercred(client).ok()?);
+            let identity = Identity::of(&ProcDir::of(credentials.pid).ok()?)?;
+            let ready = pidfd::wait_for_any(&[pidfd.as_fd()], &[client], Duration::ZERO).ok()?;
+            let is_waiting = ready.iter().all(|one| !one.input && !one.hangup);
+            is_waiting.then_some((credentials.pid, credentials.uid, identity))
+        };
+        match asking() {
+            None => "cannot see the process\n".to_owned(),
+            Some((pid, user, Identity { start_time, .. })) => {
+                let taken = self.launches.add(pid, start_time, user.as_raw(), Instant::now());
+                if taken { TAKEN.to_owned() } else { "too many\n".to_owned() }
+            }
+        }
     }
 
     fn figures(&self) -> String {
@@ -69,7 +103,7 @@ impl Agent<'_> {
     }
 
     fn status(&self) -> serde_json::Value {
-        let off = self.rules.rules.iter().filter(|rule| self.state.is_off(&rule.name));
+        let off = self.acting().filter(|rule| self.state.is_off(&rule.name));
         let processes: Vec<_> = self
             .lasts()
             .map(|(pid, began, last)| {

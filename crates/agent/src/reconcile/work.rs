@@ -12,7 +12,7 @@ use tiexec_engine::watch::times;
 use tiexec_sys::{Pid, interrupt};
 
 use super::prove::Unproved;
-use super::{Agent, Known, Last, Level, Wanted};
+use super::{Agent, By, Known, Last, Level, Wanted};
 use crate::decide::held_back;
 use crate::guard::Held;
 use crate::metrics::Share;
@@ -109,7 +109,7 @@ impl Agent<'_> {
         let waits = |one: &Wanted| {
             let exe = &one.facts.shown_exe;
             let first = self.first.get(exe).map(Instant::elapsed);
-            let attaches = self.rules.rules[one.rule].action == Action::Attach;
+            let attaches = self.rule(one.by).action == Action::Attach;
             let is_in_work = aside.is_some_and(|aside| {
                 one.payer().is_some()
                     || aside.one.pid == one.pid
@@ -129,7 +129,7 @@ impl Agent<'_> {
     /// process is alone.
     fn batch(&mut self, next: Wanted) -> Vec<Wanted> {
         let mut batch: Vec<Wanted> = Vec::new();
-        let rule = &self.rules.rules[next.rule];
+        let rule = self.rule(next.by);
         if held_back(rule, &self.state, self.machine).is_some() {
             return batch;
         }
@@ -139,7 +139,7 @@ impl Agent<'_> {
         let is_first = !self.first.contains_key(&next.facts.shown_exe);
         let alone = is_first || !next.facts.counts_for_all();
         let like = |one: &Wanted| {
-            one.rule == next.rule
+            one.by == next.by
                 && one.facts.shown_exe == next.facts.shown_exe
                 && one.facts.uids == next.facts.uids
         };
@@ -173,7 +173,7 @@ impl Agent<'_> {
             let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
         });
         for ((one, hold), told) in wanted.into_iter().zip(held).zip(told) {
-            let under = Under::of(&self.rules.rules[one.rule]);
+            let under = Under::of(self.rule(one.by));
             self.take_in(one, under, hold, told);
         }
     }
@@ -185,7 +185,7 @@ impl Agent<'_> {
     }
 
     fn job(&self, one: &Wanted) -> Job<'_> {
-        let rule = &self.rules.rules[one.rule];
+        let rule = self.rule(one.by);
         Job {
             pid: one.pid,
             identity: one.facts.identity,
@@ -193,6 +193,10 @@ impl Agent<'_> {
             had_copies: self.known.get(&one.pid).is_some_and(|known| known.has_copies),
             rule,
             settings: rule.settings_for(&one.facts),
+            start_is_over: match one.by {
+                By::Rule(_) => None,
+                By::Launch { settled } => Some(settled),
+            },
         }
     }
 
@@ -208,7 +212,7 @@ impl Agent<'_> {
         let known = |file: &FileState| self.builds.get(file).cloned();
         match Running::begin(&self.job(&one), self.given(&known)) {
             Ok(running) => {
-                let under = Under::of(&self.rules.rules[one.rule]);
+                let under = Under::of(self.rule(one.by));
                 self.aside = Some(Aside { one, under, hold, running, begun: Instant::now() });
             }
             Err(failure) => {
@@ -277,7 +281,7 @@ impl Agent<'_> {
 
     /// Handles the outcome for one process.
     fn take_in(&mut self, one: Wanted, under: Under, hold: Held, told: Told) {
-        let Wanted { pid, facts, rule: _ } = one;
+        let Wanted { pid, facts, by: _ } = one;
         let Under { name, action, measures } = under;
         let made = told.program.as_ref().map(|(_, made)| made.clone());
         if let Some((file, made)) = told.program {
@@ -342,7 +346,9 @@ impl Agent<'_> {
             }
             known.has_copies |= has_copies;
             if result == "ok" && may_go {
-                (known.due, known.pauses) = (Some(Instant::now() + times::KEEP), None);
+                let next = Instant::now() + times::KEEP;
+                (known.due, known.pauses) =
+                    (Some(known.due.map_or(next, |due| due.min(next))), None);
             }
             let unit = facts.unit.clone().filter(|_| facts.counts_for_all());
             let share = Share { rule: name.clone(), unit, text_bytes, huge: backings };

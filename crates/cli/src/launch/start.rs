@@ -11,6 +11,7 @@ use tiexec_core::report::Report;
 use tiexec_core::skip::{Reason, SkipReason};
 use tiexec_engine::follow::companion::{self, Begun, Companion, UnderSubreaper};
 use tiexec_engine::follow::counted::{self, Counted};
+use tiexec_engine::follow::hand_over::{self, Asked};
 use tiexec_engine::follow::start::{Left, StartWatch};
 use tiexec_engine::journal;
 use tiexec_remap::Failure;
@@ -32,15 +33,31 @@ pub(super) enum Watch {
     Begun(Begun),
     /// No companion, because somebody would count it.
     Counted(Counted),
+    /// No companion, if the agent takes the program.
+    Asked(Asked),
 }
 
 impl Launcher {
-    /// Starts the watch of the program's start, unless the settings say otherwise.
+    /// Starts the watch of the program's start, unless the settings say otherwise. Where an agent runs, it is asked first.
     pub(super) fn begin_watch(&self) -> Option<Watch> {
         let settings = &self.settings;
         if !settings.watches_start() || !settings.select.text() || self.dry_run {
             return None;
         }
+        // The agent writes no report of this launch.
+        let has_report = matches!(self.sink, Some(Sink::File(..)));
+        if hand_over::suits(settings)
+            && !has_report
+            && let Some(asked) = hand_over::ask()
+        {
+            return Some(Watch::Asked(asked));
+        }
+        self.begin_own_watch()
+    }
+
+    /// Starts a watch by a process beside the program, unless somebody would count that process.
+    fn begin_own_watch(&self) -> Option<Watch> {
+        let settings = &self.settings;
         if let Some(counted) = counted::by_whom() {
             return Some(Watch::Counted(counted));
         }
@@ -98,6 +115,14 @@ impl Launcher {
                 Err(_) => return,
             },
             Watch::Counted(counted) => (None, Some(counted)),
+            Watch::Asked(asked) => {
+                if !asked.is_taken()
+                    && let Some(watch) = self.begin_own_watch()
+                {
+                    self.keep_watch(watch, alone);
+                }
+                return;
+            }
         };
         match companion {
             Some(companion) if is_wanted => {

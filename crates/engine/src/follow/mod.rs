@@ -8,6 +8,7 @@
 
 pub mod companion;
 pub mod counted;
+pub mod hand_over;
 mod patterns;
 pub mod start;
 pub mod tree;

@@ -25,7 +25,6 @@ use tiexec_remap::workers;
 use tiexec_sys::perf_watch::wait_for_end;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, areas, process};
-use tiexec_tracee::clock;
 
 use super::Patterns;
 use crate::locked_target::{Treated, has_text_of_ours};
@@ -119,8 +118,8 @@ impl<'a> StartWatch<'a> {
                 pauses.restart();
                 self.looked_at.clear();
             }
-            let settled = has_text && now >= changed + clock::limit(times::SETTLED);
-            let is_over = settled || now >= begun + clock::limit(times::LONGEST_START);
+            let settled = has_text && now >= changed + times::settled();
+            let is_over = settled || now >= begun + times::longest_start();
             if is_switched_off() {
                 return;
             }
@@ -195,8 +194,7 @@ impl<'a> StartWatch<'a> {
         let change = |order: &mut AttachOrder<'_>| {
             order.common_filters = common_filters;
             if policy.sources.pagecache && policy.sources.store {
-                let for_libraries = if is_over && has_worked(program) { MOST_COPIED } else { 0 };
-                order.private_copies = PrivateCopies::UpTo(for_libraries);
+                order.private_copies = private_copies(program, is_over);
             }
         };
         let tell = &mut |_: &_, treated: &Treated| (self.tell)(&treated.report);
@@ -234,6 +232,12 @@ impl<'a> StartWatch<'a> {
             detail: report.detail.clone(),
         })
     }
+}
+
+/// Returns which text is copied for this program alone: the program's own in any case, libraries only if the start is
+/// over, the program has worked, and they are not large.
+pub fn private_copies(program: Pid, is_over: bool) -> PrivateCopies {
+    PrivateCopies::UpTo(if is_over && has_worked(program) { MOST_COPIED } else { 0 })
 }
 
 /// Returns whether somebody traces the program. The launch's helper does so until the program begins: a look before that

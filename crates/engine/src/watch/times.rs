@@ -2,11 +2,12 @@
 //!
 //! | watcher | pauses between looks | until |
 //! |---|---|---|
-//! | the companion, in a program's start | [`PROGRAM`] | [`SETTLED`] after text appeared, at most [`LONGEST_START`] |
+//! | the companion, in a program's start | [`PROGRAM`] | [`settled`] after text appeared, at most [`longest_start`] |
 //! | `--settle`, `--follow`, with records | a look [`QUIET`] after the program maps something | the time of `--settle`, at least [`BEGINNING`] with `--follow` |
 //! | the same, without records | [`POLLED`]; between walks through `/proc` [`PROGRAM`] | the same |
 //! | `--max-huge-pages`, after the sampling | [`HOTTEST`] | [`HOTTEST_LONGEST`] |
 //! | `--wait-exec` | [`MAIN_PROCESS`], before that [`SEARCH`] | the program is up |
+//! | the agent, at a program that a launch handed over | [`BEGINNING`], [`settled`] | [`longest_start`] |
 //! | the agent, after an obstacle that may pass | [`SOON`] | the process ends |
 //! | the agent, after any other obstacle | [`LATER`] | the process ends |
 //! | the agent, at huge page cache | [`KEEP`] | the process ends |
@@ -17,6 +18,8 @@
 //! [may pass](super::may_pass) or not.
 
 use std::time::Duration;
+
+use tiexec_tracee::clock;
 
 use super::Pauses;
 
@@ -66,8 +69,18 @@ pub const QUIET: Duration = Duration::from_millis(10);
 pub const GATHER: Duration = Duration::from_millis(10);
 
 /// How long after a program began, or after new text appeared, a start is over.
-pub const SETTLED: Duration = Duration::from_secs(10);
+pub fn settled() -> Duration {
+    clock::limit(SETTLED)
+}
+
 /// How long a start takes at most: an entry script may first set up a database.
+pub fn longest_start() -> Duration {
+    clock::limit(LONGEST_START)
+}
+
+/// See [`settled`]. The tests shorten it.
+pub const SETTLED: Duration = Duration::from_secs(10);
+/// See [`longest_start`]. The tests shorten it.
 pub const LONGEST_START: Duration = Duration::from_secs(60);
 /// For how long a program that was sampled is tried.
 pub const HOTTEST_LONGEST: Duration = Duration::from_secs(10);

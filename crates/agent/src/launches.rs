@@ -1,0 +1,122 @@
+//! Programs that `tiexec` has started and handed over, for the time of their start.
+//!
+//! A launch asks over a socket that every user may connect to ([`hand_over`](tiexec_engine::follow::hand_over)). What a
+//! user could make of it is bounded:
+//!
+//! - The kernel says which process asks, so nobody hands over the process of another user.
+//! - The agent treats the process only as long as it has the user IDs of the launch and is dumpable. A program that
+//!   gains rights by its exec is left alone, as a companion would have to leave it alone.
+//! - Each user has room for [`MOST_OF_A_USER`] processes, each for a minute at most.
+//! - The work on a user's process is beside the work on all others, as under a rule.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use tiexec_core::config::Settings;
+use tiexec_engine::watch::times;
+use tiexec_sys::Pid;
+use tiexec_sys::procfs::ProcDir;
+
+use crate::processes::Process;
+use crate::rules::Rule;
+
+/// Most processes of one user.
+const MOST_OF_A_USER: usize = 256;
+/// Most processes of all users.
+const MOST: usize = 4096;
+
+/// A program that was handed over.
+#[derive(Debug)]
+struct Launch {
+    start_time: u64,
+    /// The user of the process that asked.
+    uid: u32,
+    until: Instant,
+}
+
+/// The programs that are in their start, and the rule by which the agent treats them.
+#[derive(Debug)]
+pub(crate) struct Launches {
+    launches: HashMap<Pid, Launch>,
+    /// The rule for all of them.
+    pub(crate) rule: Rule,
+}
+
+impl Launches {
+    pub(crate) fn new() -> Self {
+        Self {
+            launches: HashMap::new(),
+            rule: Rule::of_launches(times::BEGINNING, Settings::default()),
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.launches.is_empty()
+    }
+
+    /// Takes a process. Returns whether there was room for it.
+    pub(crate) fn add(&mut self, pid: Pid, start_time: u64, uid: u32, now: Instant) -> bool {
+        self.launches.retain(|_, launch| now < launch.until);
+        let of_the_user = self.launches.values().filter(|launch| launch.uid == uid).count();
+        let has_room = of_the_user < MOST_OF_A_USER && self.launches.len() < MOST;
+        if has_room {
+            let until = now + times::longest_start();
+            self.launches.insert(pid, Launch { start_time, uid, until });
+        }
+        has_room
+    }
+
+    /// Forgets processes that have ended.
+    pub(crate) fn forget<'a>(&mut self, pids: impl IntoIterator<Item = &'a Pid>) {
+        for pid in pids {
+            self.launches.remove(pid);
+        }
+    }
+
+    /// Forgets processes whose start is over.
+    pub(crate) fn expire(&mut self, now: Instant) {
+        self.launches.retain(|_, launch| now < launch.until);
+    }
+
+    /// Returns whether the process is in its start, and has no rights that the launch did not have.
+    pub(crate) fn has(&self, pid: Pid, process: &ProcDir, facts: &Process) -> bool {
+        let Some(launch) = self.launches.get(&pid) else { return false };
+        // The kernel gives the files in /proc/PID of a process that is not dumpable to root (proc(5)).
+        let owner = rustix::fs::fstat(process).map(|directory| directory.st_uid);
+        launch.start_time == facts.identity.start_time
+            && facts.uids.iter().all(|&uid| uid == launch.uid)
+            && owner == Ok(launch.uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pid(raw: usize) -> Pid {
+        i32::try_from(raw).ok().and_then(Pid::from_raw).expect("a number")
+    }
+
+    #[test]
+    fn no_user_takes_the_room_of_others() {
+        let now = Instant::now();
+        let mut launches = Launches::new();
+        let taken = (1..10_000).filter(|&raw| launches.add(pid(raw), 1, 1000, now)).count();
+        assert_eq!(taken, MOST_OF_A_USER);
+        assert!(launches.add(pid(20_000), 1, 1001, now));
+        // Those that have ended make room, and so does time.
+        launches.forget(&[pid(1)]);
+        assert!(launches.add(pid(20_001), 1, 1000, now));
+        assert!(!launches.add(pid(20_002), 1, 1000, now));
+        assert!(launches.add(pid(20_002), 1, 1000, now + times::longest_start()));
+        for user in 0..20 {
+            let first = 30_000 + 300 * usize::try_from(user).expect("small");
+            for raw in first..first + 300 {
+                let _full = launches.add(pid(raw), 1, user, now);
+            }
+        }
+        assert!(launches.launches.len() <= MOST);
+        launches.expire(now + 2 * times::longest_start());
+        assert!(launches.is_empty());
+    }
+}
