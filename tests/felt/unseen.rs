@@ -1,7 +1,7 @@
 //! TiExec without CAP_SYS_ADMIN, as for an ordinary user and in a container: the kernel does not show whether a running thread is
 //! in a system call. So a stop may cut a transfer short, and the thread completes it.
 
-use support::extent::is_whole;
+use support::extent::{Share, is_whole};
 use support::{is_root, require};
 
 use crate::killed::at_each_fault_point;
@@ -49,23 +49,25 @@ fn a_replaced_descriptor_gets_nothing() {
 mod killed {
     use super::*;
 
-    fn at_each(row: &'static str) {
+    fn at_each(index: u32, row: &'static str) {
         require!(is_root(), "not root");
-        at_each_fault_point(Looping::behind(&WITHOUT_ADMIN, row, Signals::No));
+        // There are three rows below.
+        let share = Share { index, of: 3 };
+        at_each_fault_point(share, row, Looping::behind(&WITHOUT_ADMIN, row, Signals::No));
     }
 
     #[test]
     fn a_write() {
-        at_each("write");
+        at_each(0, "write");
     }
 
     #[test]
     fn a_send() {
-        at_each("send");
+        at_each(1, "send");
     }
 
     #[test]
     fn a_getrandom() {
-        at_each("getrandom");
+        at_each(2, "getrandom");
     }
 }
