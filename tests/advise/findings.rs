@@ -9,7 +9,7 @@ use support::attaching::{
     Before, assert_untouched, attach, ctl, ctl_behind, json, small, started, switched,
 };
 use support::child::eventually;
-use support::smaps::pmd_size;
+use support::smaps::{pmd_size, stat_field, status_field};
 use support::{Done, Fresh, Held, Kind, Public, Run, is_root, program, require};
 
 const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
@@ -37,6 +37,16 @@ fn spinning(copy: &Fresh, pages: u64) -> Held {
 
 fn on(pid: i32, seconds: u32) -> Done {
     ctl(["advise", "--json", "-F", "1999", "--duration", &format!("{seconds}s"), &pid.to_string()])
+}
+
+/// Starts this command of `tiexecctl`, and waits until it samples.
+fn sampling(args: &[&str]) -> Held {
+    let advise = started(&[], support::tiexecctl(), args);
+    eventually("it samples", || {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", advise.pid()));
+        maps.unwrap_or_default().contains("perf_event")
+    });
+    advise
 }
 
 #[test]
@@ -190,26 +200,29 @@ fn lost_samples_are_reported() {
     let copy = small("hotset", Kind::StaticNoPie);
     let held = spinning(&copy, 30);
     let pid = held.pid().to_string();
-    // The kernel reports lost samples with the next sample. So the time must not be over when `advise` goes on.
-    let args = ["advise", "--json", "-F", "19997", "--duration", "40s", &pid];
-    let advise = started(&[], support::tiexecctl(), args);
-    let samples = || {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", advise.pid()));
-        maps.unwrap_or_default().contains("perf_event")
+    let args = ["advise", "--json", "-F", "19997", "--duration", "10m", &pid];
+    let advise = sampling(&args);
+    let ticks = || stat_field(held.pid(), 14);
+    let runs_for = |more: u64| {
+        let before = ticks();
+        eventually("it has run for long enough", || ticks() > before + more);
     };
-    eventually("it samples", samples);
     advise.signal(libc::SIGSTOP);
-    let used = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("an own child");
-        let ticks = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(11)?.parse().ok());
-        ticks.unwrap_or(0_u64)
-    };
     // A buffer of 128 KiB for each processor holds some 4000 samples: two buffers hold less than half a second of the
     // program's time. The kernel may take fewer samples than requested (perf_cpu_time_max_percent), so the program runs
     // four times as long.
-    let before = used();
-    eventually("it has run for long enough", || used() > before + 200);
+    runs_for(200);
+    let sleeps = || {
+        let count = status_field(advise.pid(), "voluntary_ctxt_switches");
+        count.and_then(|count| count.parse().ok()).unwrap_or(0_u64)
+    };
+    let before = sleeps();
     advise.signal(libc::SIGCONT);
+    // The kernel reports lost samples with the next sample that has room. So `advise` reads the buffers, the program runs on,
+    // and only then does `advise` end.
+    eventually("it has read the buffers", || sleeps() > before + 3);
+    runs_for(20);
+    advise.signal(libc::SIGINT);
     let done = advise.finish();
     done.assert_code(0);
     assert!(number(&json(&done)["sampling"]["lost"]) > 0, "{done}");
@@ -288,13 +301,7 @@ fn ctrl_c_ends_it_early_and_it_tells_what_it_saw() {
     let copy = small("hotset", Kind::StaticNoPie);
     let held = spinning(&copy, 30);
     let pid = held.pid().to_string();
-    let advise =
-        started(&[], support::tiexecctl(), ["advise", "--json", "--duration", "10m", &pid]);
-    let samples = || {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", advise.pid()));
-        maps.unwrap_or_default().contains("perf_event")
-    };
-    eventually("it samples", samples);
+    let advise = sampling(&["advise", "--json", "--duration", "10m", &pid]);
     std::thread::sleep(std::time::Duration::from_millis(500));
     advise.signal(libc::SIGINT);
     let done = advise.finish();
