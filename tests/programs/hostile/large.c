@@ -3,7 +3,7 @@
      names DIRECTORY   maps a file whose path is as long as paths can be, as often as it may
      maps              maps anonymous memory as often as it may
      texts             maps two megabytes of its own program as text as often as it may, never two side by side
-     text FILE         maps more of a file as text than any machine has memory; the file has nothing in it
+     text FILE TIB     maps that much of a file as text; the file has nothing in it
 
    Then it waits to be looked at, and ends with 7. */
 #include <fcntl.h>
@@ -30,9 +30,9 @@ int main(int argc, char **argv)
 {
     const char *mode = argc > 1 ? argv[1] : "";
     check_or_die();
-    if (!strcmp(mode, "text")) {
+    if (!strcmp(mode, "text") && argc > 3) {
         int fd = open(argv[2], O_RDWR | O_CREAT, 0755);
-        unsigned long length = 100UL << 40;
+        unsigned long length = strtoul(argv[3], 0, 10) << 40;
         while (ftruncate(fd, length) && length > 1UL << 40)
             length /= 2;
         while (mmap(NULL, length, PROT_READ | PROT_EXEC, MAP_PRIVATE, fd, 0) == MAP_FAILED)
