@@ -9,10 +9,14 @@ use std::time::Duration;
 use support::attaching::{ctl, joined, json, ok, switched};
 use support::child::eventually;
 use support::databases::Mariadb;
+use support::extent::is_whole;
 use support::smaps::children;
 use support::{Fresh, Held, Run, installed, is_root, require, write_program};
 
-const CYCLES: usize = 20;
+/// The cycles of one server. The loads last about as long.
+fn cycles_of_one() -> usize {
+    if is_whole() { 20 } else { 8 }
+}
 
 /// Starts a program of the machine with these arguments. The program lives for at most two minutes.
 fn start(name: &str, args: &[&str]) -> Held {
@@ -34,7 +38,7 @@ fn at(dir: &tempfile::TempDir, name: &str) -> String {
 /// Attaches to the server and reverts it, many times. Returns how often there was text to switch.
 fn cycles(pid: i32) -> usize {
     let mut all = 0;
-    for cycle in 0..CYCLES {
+    for cycle in 0..cycles_of_one() {
         let before = text(pid);
         let done = ctl(["attach", "--backing=image", "--json", &pid.to_string()]);
         ok(&done);
@@ -136,7 +140,8 @@ fn redis() {
     let args = ["--port", "0", "--unixsocket", &socket, "--dir", &dir_path, "--save", ""];
     let server = start("redis-server", &args);
     eventually("it listens", || UnixStream::connect(&socket).is_ok());
-    let args = ["-s", &socket, "-n", "150000", "-c", "20", "-q", "-t", "set,get"];
+    let requests = (7500 * cycles_of_one()).to_string();
+    let args = ["-s", &socket, "-n", &requests, "-c", "20", "-q", "-t", "set,get"];
     let load = start("redis-benchmark", &args);
     cycles(server.pid());
     let done = load.finish();
@@ -164,7 +169,7 @@ fn node() {
     eventually("it listens", || UnixStream::connect(socket).is_ok());
     let pid = server.pid();
     let switched = under_requests(socket, || cycles(pid));
-    assert_eq!(switched, CYCLES);
+    assert_eq!(switched, cycles_of_one());
     server.signal(libc::SIGTERM);
     server.finish().assert_code(7).assert_silent();
 }
@@ -180,7 +185,8 @@ fn mariadbd_under_sysbench() {
     let sysbench = |test: &str, threads: &str, what: &str| {
         let socket = format!("--mysql-socket={}", server.socket());
         let args = [test, "--db-driver=mysql", &socket, "--mysql-user=root", "--tables=2"];
-        let more = ["--table-size=2000", "--mysql-ignore-errors=none", "--time=12", threads, what];
+        let time = format!("--time={}", cycles_of_one() * 3 / 5);
+        let more = ["--table-size=2000", "--mysql-ignore-errors=none", &time, threads, what];
         start("sysbench", &[&args[..], &more].concat())
     };
     sysbench("oltp_read_only", "--threads=1", "prepare").finish().assert_code(0);
@@ -189,7 +195,7 @@ fn mariadbd_under_sysbench() {
         sysbench("oltp_read_only", "--threads=4", "run"),
         sysbench("oltp_update_non_index", "--threads=2", "run"),
     ];
-    assert_eq!(cycles(server.pid()), CYCLES);
+    assert_eq!(cycles(server.pid()), cycles_of_one());
     for load in loads {
         let done = load.finish();
         done.assert_code(0);

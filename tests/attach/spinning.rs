@@ -2,9 +2,7 @@
 //! many attaches.
 
 use support::attaching::{ctl, cycle, descriptors, joined, ok, revert, switched};
-use support::{Kind, Run, program, program_big};
-
-const CYCLES: usize = 50;
+use support::{Kind, Run, program, program_big, rounds};
 
 /// Attaches to and reverts a program with four busy threads, `cycles` times.
 fn goes_on(first_thread: &str, first_kind: &str, kind: Kind, cycles: usize) {
@@ -19,20 +17,20 @@ fn goes_on(first_thread: &str, first_kind: &str, kind: Kind, cycles: usize) {
 
 #[test]
 fn with_all_threads_busy() {
-    goes_on("spin", "0", Kind::DynamicPie, CYCLES);
+    goes_on("spin", "0", Kind::DynamicPie, rounds(15));
 }
 
 /// The first thread would notice a stop, so TiExec stops a busy thread.
 #[test]
 fn through_each_kind_of_thread() {
     for kind in ["0", "1", "2", "3"] {
-        goes_on("wait", kind, Kind::DynamicPie, CYCLES / 5);
+        goes_on("wait", kind, Kind::DynamicPie, rounds(4));
     }
 }
 
 #[test]
 fn in_a_static_program() {
-    goes_on("wait", "2", Kind::StaticNoPie, CYCLES / 5);
+    goes_on("wait", "2", Kind::StaticNoPie, rounds(4));
 }
 
 /// The program has much text. The page cache serves as a backing where it is huge.
@@ -43,7 +41,7 @@ fn with_every_backing_and_more_text() {
     let pid = held.pid();
     for backing in ["auto", "image", "pagecache"] {
         let pid = pid.to_string();
-        for _ in 0..5 {
+        for _ in 0..rounds(2) {
             ok(&ctl(["attach", "--backing", backing, &pid]));
             ok(&revert(held.pid()));
         }
