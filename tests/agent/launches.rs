@@ -54,16 +54,24 @@ fn the_agent_works_and_no_process_stays() {
     let files = Files::new();
     let program = files.program("hold", 6, "a/hold");
     let agent = agent(&files);
-    for (way, wrap) in [("root", None), ("user", Some(as_user as fn(Run) -> Run))] {
-        let run = launch(&files, &program, way);
-        let held = wrap.map_or(run.clone(), |wrap| wrap(run)).hold();
+    let drops = "exec setpriv --reuid=1717 --regid=1717 --clear-groups \"$0\" 7";
+    let script = ["-c".as_ref(), drops.as_ref(), program.as_os_str()];
+    let root = launch(&files, &program, "root");
+    let dropped = Run::new("/bin/sh", script).binary(files.public.tiexec()).env(MARK, "dropped");
+    let ways = [
+        ("root", root),
+        ("user", as_user(launch(&files, &program, "user"))),
+        ("dropped", dropped.env("TIEXEC_TEST_ANSWER", "3000")),
+    ];
+    for (way, run) in ways {
+        let held = run.hold();
         assert_eq!(companion(way), None, "{way}");
         eventually_huge(&held);
         assert!(rows("launched") > 0, "{way}: the agent tells of it");
         end(held);
     }
     let said = stop(agent);
-    assert_eq!(said.matches("(rule launched): attach done").count(), 2, "{said}");
+    assert_eq!(said.matches("(rule launched): attach done").count(), 3, "{said}");
 }
 
 /// A limit on processes does not keep the program on base pages where an agent runs.

@@ -4,8 +4,9 @@
 //! user could make of it is bounded:
 //!
 //! - The kernel says which process asks, so nobody hands over the process of another user.
-//! - The agent treats the process only as long as it has the user IDs of the launch and is dumpable. A program that
-//!   gains rights by its exec is left alone, as a companion would have to leave it alone.
+//! - The agent treats a user's process only as long as it has the user IDs of the launch and is dumpable. A program that
+//!   gains rights by its exec is left alone, as a companion would have to leave it alone. A program that root starts may
+//!   become another user's.
 //! - Each user has room for [`MOST_OF_A_USER`] processes, each for a minute at most.
 //! - The work on a user's process is beside the work on all others, as under a rule.
 
@@ -78,14 +79,15 @@ impl Launches {
         self.launches.retain(|_, launch| now < launch.until);
     }
 
-    /// Returns whether the process is in its start, and has no rights that the launch did not have.
+    /// Returns whether the process is in its start, and has no rights that the launch did not have. Root's launch has all.
     pub(crate) fn has(&self, pid: Pid, process: &ProcDir, facts: &Process) -> bool {
         let Some(launch) = self.launches.get(&pid) else { return false };
-        // The kernel gives the files in /proc/PID of a process that is not dumpable to root (proc(5)).
-        let owner = rustix::fs::fstat(process).map(|directory| directory.st_uid);
-        launch.start_time == facts.identity.start_time
-            && facts.uids.iter().all(|&uid| uid == launch.uid)
-            && owner == Ok(launch.uid)
+        let has_only = |user| {
+            // The kernel gives the files in /proc/PID of a process that is not dumpable to root (proc(5)).
+            let owner = rustix::fs::fstat(process).map(|directory| directory.st_uid);
+            owner == Ok(user) && facts.uids.iter().all(|&uid| uid == user)
+        };
+        launch.start_time == facts.identity.start_time && (launch.uid == 0 || has_only(launch.uid))
     }
 }
 
