@@ -6,14 +6,17 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use support::attaching::{descriptors, joined, small, staged};
+use support::attaching::{ctl, descriptors, joined, small, staged};
 use support::child::{Done, Held, eventually, soon, state};
 use support::edges::{ask, finish, hold};
 use support::extent::{Share, is_whole, met, rounds, shared};
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
-use support::smaps::{Vma, status_field};
+use support::smaps::{Vma, pmd_size, status_field};
 use support::store::{own_run, set_up};
 use support::{Fresh, Kind, Public, Random, Run, installed, is_root, program, require};
+use tiexec_core::addr::{AddrRange, PageSize, Pages};
+use tiexec_core::marks::Marks;
+use tiexec_core::proc::{auxv, maps};
 
 const NONE: [&str; 0] = [];
 const POINTS: [&str; 3] = ["die-after-setregs", "die-after-stop", "die-after-write"];
@@ -325,11 +328,11 @@ macro_rules! combinations {
 
 combinations! {
     0 conservative_image: DynamicPie, "image", "conservative";
-    1 pad_image: SeedNoPie, "image", "pad";
-    2 aggressive_image: SpreadPie, "image", "aggressive";
+    1 pad_image: DynamicNoPie, "image", "pad";
+    2 aggressive_image: StaticNoPie, "image", "aggressive";
     3 conservative_store: DynamicNoPie, "store", "conservative";
     4 pad_store: DynamicNoPie, "store", "pad";
-    5 aggressive_store: SeedNoPie, "store", "aggressive";
+    5 aggressive_store: StaticNoPie, "store", "aggressive";
     6 pad_pagecache: StaticNoPie, "pagecache", "pad";
     7 aggressive_pagecache: StaticNoPie, "pagecache", "aggressive";
     8 pad_image_lld: SpreadLldPie, "image", "pad";
@@ -339,7 +342,7 @@ combinations! {
 #[test]
 fn where_no_place_is_far() {
     for (share, (kind, edges, gib)) in shared([
-        (Kind::SeedNoPie, "pad", 1024),
+        (Kind::DynamicNoPie, "pad", 1024),
         (Kind::SpreadPie, "conservative", 512),
         (Kind::DynamicPie, "pad", 64),
     ]) {
@@ -367,7 +370,7 @@ fn under_sanitizers() {
 /// No gap is wide enough for a mark. The mappings that a revert has staged belong to the file, and may stay.
 #[test]
 fn where_no_gap_is_wide() {
-    let mut target = Target::crowded(Kind::SeedNoPie, "image", "pad", Some((8, true)));
+    let mut target = Target::crowded(Kind::DynamicNoPie, "image", "pad", Some((8, true)));
     // The kernel needs a long time to list so many mappings.
     for n in (3..14).filter(|n| is_whole() || n % 4 == 3) {
         let when = format!("a page in each 8 GiB: revert, stop {n}");
@@ -384,7 +387,7 @@ fn of_another_user() {
     require!(is_root() && installed("setpriv").is_some(), "another user needs root and setpriv");
     const FRONT: [&str; 4] = ["setpriv", "--reuid=2001", "--regid=2001", "--clear-groups"];
     let public = Public::new();
-    let path = public.add(&program("own_image", Kind::SeedNoPie), "own_image", 0o755);
+    let path = public.add(&program("own_image", Kind::DynamicNoPie), "own_image", 0o755);
     support::warm::cache_small(&path);
     let place = Place::Public { _dir: public, path };
     let target = Target::at(place, "image", "pad", &FRONT, None);
@@ -404,6 +407,45 @@ fn pages_of_the_pool() {
         let target = Target::new(kind, "hugetlb", edges);
         at_each_place_of(share, target, &POINTS[1..2], &format!("{kind:?}, hugetlb, {edges}"));
     }
+}
+
+/// An earlier version of TiExec claimed the gaps at the edges of a text, and was killed. The next attach or revert
+/// unmaps its claims, and no other mapping of that form.
+#[test]
+fn claims_of_an_earlier_version_go() {
+    let copy = small("own_image", Kind::SeedNoPie);
+    let mut held = hold(&Run::new(copy.path(), NONE).plain());
+    let pid = held.pid();
+    let read = |file: &str| std::fs::read(format!("/proc/{pid}/{file}")).expect("an own child");
+    let page = rustix::param::page_size() as u64;
+    let [base, pmd] = [page, pmd_size()].map(|size| PageSize::new(size).expect("a power of two"));
+    let pages = Pages { base, pmd };
+    let at_random = auxv::get(&read("auxv"), auxv::AT_RANDOM).expect("in every auxv");
+    let marks = Marks::of(at_random, pages).expect("a usual stack");
+    let vmas = maps::parse(&read("maps")).expect("lines");
+    let text = vmas.into_iter().find(maps::Vma::is_text).expect("its text");
+    let end = text.range.end();
+    let gap = AddrRange::new(end, end.align_up(pmd).expect("far below the top")).expect("upwards");
+    let offset = marks.claim_offset(text.file, gap);
+    let claim = |start: u64, end: u64| format!("claim {start:x} {end:x} {offset:x}");
+    for (index, words) in
+        [["attach", "--backing=image"], ["revert", "--json"]].into_iter().enumerate()
+    {
+        // The program's own mapping, whose offset is not that of its addresses.
+        let above = gap.end().get() + index as u64 * 2 * page;
+        assert_eq!(ask(&mut held, &claim(above, above + page)), "ok");
+        let before = joined(pid);
+        assert_eq!(ask(&mut held, &claim(gap.start().get(), gap.end().get())), "ok");
+        assert_ne!(joined(pid), before);
+        ctl(words.into_iter().chain([pid.to_string().as_str()])).assert_code(0).assert_silent();
+        let range = format!("{:x}-", end.get());
+        let is_there = joined(pid).iter().any(|line| line.starts_with(&range));
+        assert!(!is_there, "{words:?}: {:#?}", joined(pid));
+        ctl(["revert", &pid.to_string()]).assert_code(0).assert_silent();
+        assert_eq!(joined(pid), before, "{words:?}");
+    }
+    assert!(ask(&mut held, "check").parse::<u64>().is_ok());
+    finish(held);
 }
 
 /// Two processes share one address space. TiExec stops the first, which is then killed.
@@ -469,7 +511,7 @@ fn killed_while_it_stands(index: u32, backing: &str, edges: &str, kind: Kind) {
 
 #[test]
 fn the_stopped_thread_is_killed_too() {
-    killed_while_it_stands(0, "image", "pad", Kind::SeedNoPie);
+    killed_while_it_stands(0, "image", "pad", Kind::DynamicNoPie);
     killed_while_it_stands(1, "image", "conservative", Kind::DynamicPie);
 }
 

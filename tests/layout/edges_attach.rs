@@ -6,7 +6,7 @@ use support::child::eventually;
 use support::edges::{ask, assert_unharmed, finish, hold, huge_ranges};
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
 use support::smaps::{Vma, mappings, vmas};
-use support::{Done, Fresh, Held, Kind, Run, pmd_size, program, require};
+use support::{Done, Fresh, Held, Kind, Report, Run, pmd_size, program, require};
 
 const NONE: [&str; 0] = [];
 
@@ -19,22 +19,80 @@ fn attach(pid: i32, backing: &str, edges: &str) -> Done {
     ctl(["attach", "--json", &backing, &edges, &pid.to_string()])
 }
 
+/// The addresses at which anything is mapped, without the heap and the stack, which grow by themselves.
+fn mapped(pid: i32) -> Vec<(u64, u64)> {
+    let mut all: Vec<(u64, u64)> = Vec::new();
+    let is_growing = |vma: &Vma| vma.path == "[heap]" || vma.path == "[stack]";
+    for vma in mappings(pid).into_iter().filter(|vma| !is_growing(vma)) {
+        match all.last_mut() {
+            Some(last) if last.1 == vma.start => last.1 = vma.end,
+            _ => all.push((vma.start, vma.end)),
+        }
+    }
+    all
+}
+
+fn widened(done: &Done) -> u64 {
+    json(done)["widened_bytes"].as_u64().expect("a number")
+}
+
+/// Below and above the text nothing is mapped. Another thread could map something there at any moment, so the attach
+/// takes no edge, and names the start that does.
 #[test]
-fn the_seeds_example_there_and_back() {
+fn an_edge_with_a_gap_is_left_to_a_start() {
     require!(pmd_size() == 2 << 20, "the example is made for huge pages of 2 MiB");
     let copy = small("own_image", Kind::SeedNoPie);
     let mut held = held(&copy);
     let pid = held.pid();
+    let addresses = mapped(pid);
+    for (edges, command) in [
+        ("pad", "tiexec --edges=pad"),
+        ("aggressive", "tiexec --edges=aggressive"),
+        ("pad --pad-threshold=8K", "tiexec --edges=pad --pad-threshold=8192"),
+    ] {
+        let options = format!("--edges={edges}");
+        let pid_text = pid.to_string();
+        let words = ["attach", "--json", "--backing=image"].into_iter().chain(options.split(' '));
+        let done = ctl(words.chain([pid_text.as_str()]));
+        done.assert_code(0).assert_silent();
+        assert_eq!(huge_ranges(pid), [(0x60_0000, 0xc0_0000)], "{done}");
+        assert_eq!((widened(&done), mapped(pid)), (0, addresses.clone()), "{done}");
+        let restart = &json(&done)["restart"];
+        assert_eq!(
+            (&restart["command"], &restart["here_bytes"]),
+            (&command.into(), &0x60_0000.into())
+        );
+        let report = Report::new();
+        let start = Run::new(copy.path(), NONE).options(["--backing=image", "--deadline=2m"]);
+        let started = hold(&report.of(&start.options(options.split(' '))));
+        assert_eq!(report.read()["files"][0]["huge_bytes"], restart["launch_bytes"], "{done}");
+        finish(started);
+    }
+    let line = ctl(["attach", "--edges=pad", &pid.to_string()]).out();
+    assert!(line.contains("; a start by tiexec --edges=pad gives 6.0 of 6.0 MiB"), "{line}");
+    assert_unharmed(&mut held);
+    finish(held);
+}
+
+/// The headers of the file, which lie in memory right below its text, are read-only data.
+#[test]
+fn an_edge_without_a_gap_there_and_back() {
+    let copy = small("own_image", Kind::DynamicNoPie);
+    let mut held = held(&copy);
+    let pid = held.pid();
     assert_eq!(ask(&mut held, "protect"), "ok");
-    let before = Before::of(pid);
+    let (before, addresses) = (Before::of(pid), mapped(pid));
+    let plain = attach(pid, "image", "conservative");
+    let whole = switched(pid);
+    assert!(whole > 0 && widened(&plain) == 0, "{plain}");
+    revert(pid).assert_code(0).assert_silent();
     for _ in 0..3 {
         let done = attach(pid, "image", "aggressive");
         done.assert_code(0).assert_silent();
-        assert_eq!(json(&done)["widened_bytes"], 0x3f_d000, "{done}");
-        assert_eq!(huge_ranges(pid), [(0x40_0000, 0xe0_0000)]);
+        assert!(widened(&done) > 0 && switched(pid) > whole, "{done}");
+        assert_eq!(mapped(pid), addresses, "{done}");
         let seen = json(&ctl(["inspect", "--json", &pid.to_string()]));
-        assert_eq!(seen["widened_bytes"], 0x3f_d000, "{seen}");
-        assert_eq!(seen["files"][0]["huge_bytes"], 0x60_3000, "{seen}");
+        assert_eq!(seen["widened_bytes"], widened(&done), "{seen}");
         // The second attach has nothing to do.
         let again = attach(pid, "image", "aggressive");
         again.assert_code(0).assert_silent();
@@ -45,6 +103,21 @@ fn the_seeds_example_there_and_back() {
         assert_eq!(ask(&mut held, "check").parse::<u64>().map(|n| n > 6 << 20), Ok(true));
     }
     attach(pid, "image", "pad").assert_code(0);
+    assert_unharmed(&mut held);
+    finish(held);
+}
+
+/// The kernel takes back no part of a page of the pool, so an attach takes no edge by one.
+#[test]
+fn pages_of_the_pool_hold_no_edge() {
+    let mut machine = support::machine::Machine::lock();
+    require!(machine.pool(8), "8 huge pages cannot be reserved");
+    let copy = small("own_image", Kind::DynamicNoPie);
+    let mut held = held(&copy);
+    let done = attach(held.pid(), "hugetlb", "aggressive");
+    done.assert_code(0).assert_silent();
+    assert!(widened(&done) == 0 && !huge_ranges(held.pid()).is_empty(), "{done}");
+    revert(held.pid()).assert_code(0).assert_silent();
     assert_unharmed(&mut held);
     finish(held);
 }
@@ -61,7 +134,7 @@ fn figures(done: &Done) -> (String, String) {
 #[test]
 fn attach_and_revert_count_the_same_bytes() {
     for edges in ["pad", "aggressive"] {
-        let copy = small("own_image", Kind::SeedNoPie);
+        let copy = small("own_image", Kind::DynamicNoPie);
         let mut held = held(&copy);
         let pid = held.pid().to_string();
         let edges = format!("--edges={edges}");
@@ -77,25 +150,7 @@ fn attach_and_revert_count_the_same_bytes() {
 }
 
 #[test]
-fn where_something_may_grow_down_no_edge_is_taken() {
-    require!(pmd_size() == 2 << 20, "the example is made for huge pages of 2 MiB");
-    for (kind, tail) in [("stays", 0xe0_0000), ("grows", 0xc0_0000)] {
-        let copy = small("own_image", Kind::SeedNoPie);
-        let mut held = held(&copy);
-        // The first page above the huge page of the tail.
-        assert_eq!(ask(&mut held, &format!("place e00000 {kind}")), kind);
-        attach(held.pid(), "image", "aggressive").assert_code(0).assert_silent();
-        assert_eq!(huge_ranges(held.pid()), [(0x40_0000, tail)], "{kind}");
-        assert_unharmed(&mut held);
-        revert(held.pid()).assert_code(0).assert_silent();
-        assert_unharmed(&mut held);
-        finish(held);
-    }
-}
-
-#[test]
 fn text_that_is_locked_and_its_neighbours_are_not_keeps_its_edges() {
-    require!(pmd_size() == 2 << 20, "the example is made for huge pages of 2 MiB");
     let locked = |pid: i32| -> Vec<(u64, u64)> {
         let all = vmas(pid).into_iter().filter(|vma| vma.flags.iter().any(|flag| flag == "lo"));
         let mut joined: Vec<(u64, u64)> = Vec::new();
@@ -108,10 +163,10 @@ fn text_that_is_locked_and_its_neighbours_are_not_keeps_its_edges() {
         joined
     };
     let copy = small("own_image", Kind::DynamicNoPie);
-    let widened = |done: &Done| json(done)["widened_bytes"].as_u64().expect("a number");
     let free = hold(&Run::new(copy.path(), NONE).plain());
     let done = attach(free.pid(), "image", "aggressive");
     assert!(widened(&done) > 0, "{done}");
+    let all = huge_ranges(free.pid());
     finish(free);
     let mut held = hold(&Run::new(copy.path(), NONE).plain());
     let pid = held.pid();
@@ -129,13 +184,12 @@ fn text_that_is_locked_and_its_neighbours_are_not_keeps_its_edges() {
     assert_eq!(locked(pid), [text]);
     assert_untouched(pid, &before);
     // Attach locks no memory in a process that has locked other memory.
-    let copy = small("own_image", Kind::SeedNoPie);
     let mut other = hold(&Run::new(copy.path(), NONE).plain());
     let pid = other.pid();
     assert_eq!(ask(&mut other, "place 30000000 stays"), "stays");
     assert_eq!(ask(&mut other, "lock 30000000 30001000"), "ok");
     attach(pid, "image", "aggressive").assert_code(0).assert_silent();
-    assert_eq!(huge_ranges(pid), [(0x40_0000, 0xe0_0000)]);
+    assert_eq!(huge_ranges(pid), all);
     assert_eq!(locked(pid), [(0x3000_0000, 0x3000_1000)]);
     revert(pid).assert_code(0).assert_silent();
     assert_eq!(locked(pid), [(0x3000_0000, 0x3000_1000)]);
@@ -143,50 +197,38 @@ fn text_that_is_locked_and_its_neighbours_are_not_keeps_its_edges() {
     finish(held);
 }
 
-/// Starts the program where its text does not begin with a huge page, so that there are edges. The kernel chooses another place once in
-/// 512 starts. (The text of some kinds begins with one at every place, and ends in the middle of another.)
-fn held_with_edges(copy: &Fresh) -> Held {
-    for _ in 0..4 {
-        let held = held(copy);
-        let exe = copy.path().to_string_lossy();
-        let is_of_text = |vma: &Vma| vma.is_text() && vma.path == exe;
-        let begins_huge = |vma: Vma| is_of_text(&vma) && vma.start.is_multiple_of(pmd_size());
-        if !mappings(held.pid()).into_iter().any(begins_huge) {
-            return held;
-        }
-        finish(held);
-    }
-    held(copy)
-}
-
+/// An edge is taken or not, by where the kernel has placed the program. Whatever is taken, an attach maps nothing at
+/// addresses that were free.
 #[test]
 fn every_layout_there_and_back() {
-    for kind in [
-        Kind::DynamicPie,
-        Kind::DynamicNoPie,
-        Kind::StaticPie,
-        Kind::OneSegmentPie,
-        Kind::LldPie,
-        Kind::LldSeparatePie,
-        Kind::MoldPie,
-        Kind::MoldSeparatePie,
-        Kind::SpreadPie,
-        Kind::SpreadLldPie,
+    for (kind, has_edges) in [
+        (Kind::DynamicPie, false),
+        (Kind::DynamicNoPie, true),
+        (Kind::StaticPie, false),
+        (Kind::OneSegmentPie, false),
+        (Kind::LldPie, false),
+        (Kind::LldSeparatePie, false),
+        (Kind::MoldPie, false),
+        (Kind::MoldSeparatePie, false),
+        (Kind::SpreadPie, false),
+        (Kind::SpreadLldPie, false),
     ] {
         if !kind.can_build() {
             support::skip(&format!("{kind:?} cannot be built here"));
             continue;
         }
         let copy = small("own_image", kind);
-        let mut held = held_with_edges(&copy);
+        let mut held = held(&copy);
         let pid = held.pid();
         assert_eq!(ask(&mut held, "protect"), "ok");
-        let before = Before::of(pid);
+        let (before, addresses) = (Before::of(pid), mapped(pid));
         attach(pid, "image", "conservative").assert_code(0).assert_silent();
         let conservative = switched(pid);
         // A later attach can add the edges.
-        attach(pid, "image", "pad").assert_code(0).assert_silent();
-        assert!(switched(pid) > conservative, "{kind:?}: {:?}", vmas(pid));
+        let done = attach(pid, "image", "pad");
+        done.assert_code(0).assert_silent();
+        assert!(switched(pid) > conservative || !has_edges, "{kind:?}: {:?}", vmas(pid));
+        assert_eq!(mapped(pid), addresses, "{kind:?}: {done}");
         assert!(ask(&mut held, "check").parse::<u64>().is_ok(), "{kind:?}");
         revert(pid).assert_code(0).assert_silent();
         assert_untouched(pid, &before);
@@ -262,7 +304,7 @@ fn a_launch_is_reverted() {
 }
 
 /// The layout of the mappings of the program's own file, relative to the first.
-fn shape(pid: i32) -> Vec<String> {
+pub(super) fn shape(pid: i32) -> Vec<String> {
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("an own child");
     let exe = exe.to_string_lossy().into_owned();
     let mut first = None;
@@ -279,39 +321,23 @@ fn shape(pid: i32) -> Vec<String> {
         .collect()
 }
 
-/// Threads of the program map, write and unmap pages in the gaps all the time, and have precedence over TiExec.
+/// Threads of the program map, write and unmap pages in the gaps all the time. TiExec never needs a gap, so they are
+/// never in its way.
 #[test]
-fn neighbours_that_come_and_go_lose_nothing() {
+fn neighbours_that_come_and_go_are_never_in_the_way() {
+    require!(pmd_size() == 2 << 20, "the example is made for huge pages of 2 MiB");
     let copy = small("own_image", Kind::SeedNoPie);
     let mut held = held(&copy);
     let pid = held.pid();
-    let before = Before::of(pid);
     assert_eq!(ask(&mut held, "neighbours 400000 5fe000"), "2");
-    let (mut taken, mut left) = (0, 0);
-    let rounds = support::extent::rounds(20);
-    for _ in 0..rounds {
+    for _ in 0..support::extent::rounds(20) {
         let done = attach(pid, "image", "pad");
-        let pad = huge_ranges(pid).first().is_some_and(|range| range.0 == 0x40_0000);
-        if pad {
-            taken += 1;
-            done.assert_code(0);
-        } else {
-            left += 1;
-            let (code, signal) = done.end();
-            assert!(signal.is_none() && matches!(code, Some(0 | 3)), "{done}");
-            assert!(code == Some(0) || done.err().contains("edge_in_use"), "{done}");
-        }
-        assert_eq!(
-            huge_ranges(pid).last(),
-            Some(&(0x60_0000, 0xe0_0000)).filter(|_| !pad).or(Some(&(0x40_0000, 0xe0_0000)))
-        );
-        revert(pid).assert_code(0);
+        done.assert_code(0).assert_silent();
+        assert_eq!(huge_ranges(pid), [(0x60_0000, 0xc0_0000)], "{done}");
+        revert(pid).assert_code(0).assert_silent();
         assert_eq!(switched(pid), 0);
         eventually("the neighbours go on", || ask(&mut held, "told") != "0");
     }
-    println!("taken {taken} times");
-    support::extent::met(left, rounds, "the neighbours were in the way");
     assert_eq!(ask(&mut held, "check").parse::<u64>().map(|n| n > 6 << 20), Ok(true));
-    drop(before);
     finish(held);
 }

@@ -5,7 +5,9 @@ use support::attaching::{descriptors, joined, revert_run, small};
 use support::edges::{ask, assert_unharmed, finish, hold, huge_ranges};
 use support::extent::{ALL, shared};
 use support::smaps::{status_field, vmas};
-use support::{Fresh, Kind, Report, Run, program};
+use support::{Fresh, Kind, Report, Run, program, require};
+
+use super::edges_attach::shape;
 
 const NONE: [&str; 0] = [];
 const POINTS: [&str; 3] = ["die-after-setregs", "die-after-stop", "die-after-write"];
@@ -49,17 +51,17 @@ fn at_each_place(copy: &Fresh, point: &str) {
 
 #[test]
 fn after_each_register_write_of_an_attach() {
-    at_each_place(&small("own_image", Kind::SeedNoPie), POINTS[0]);
+    at_each_place(&small("own_image", Kind::DynamicNoPie), POINTS[0]);
 }
 
 #[test]
 fn after_each_stop_of_an_attach() {
-    at_each_place(&small("own_image", Kind::SpreadPie), POINTS[1]);
+    at_each_place(&small("own_image", Kind::DynamicNoPie), POINTS[1]);
 }
 
 #[test]
 fn after_each_write_of_an_attach() {
-    at_each_place(&small("own_image", Kind::SeedNoPie), POINTS[2]);
+    at_each_place(&small("own_image", Kind::DynamicNoPie), POINTS[2]);
 }
 
 /// The helper dies at each place of a launch.
@@ -90,5 +92,47 @@ fn at_each_place_of_a_launch() {
                 !complete
             });
         }
+    }
+}
+
+/// TiExec dies at each place of a revert of edges that a launch has taken: their gaps hold filler.
+fn at_each_place_of_a_revert(kind: Kind, backing: &str) {
+    let copy = small("own_image", kind);
+    let run = Run::new(copy.path(), NONE);
+    let mut plain = hold(&run.clone().plain());
+    assert_eq!(ask(&mut plain, "protect"), "ok");
+    let (image, usual) = (ask(&mut plain, "check"), shape(plain.pid()));
+    for point in &POINTS[..2] {
+        ALL.sweep(4, &format!("{kind:?}, {backing}: {point}"), |n| {
+            let mut held =
+                hold(&run.clone().options([backing, "--edges=aggressive", "--deadline=2m"]));
+            let pid = held.pid();
+            assert_eq!(ask(&mut held, "protect"), "ok");
+            assert!(!huge_ranges(pid).is_empty());
+            let done = revert(pid).env("TIEXEC_FAULT", format!("{point}:{n}")).output();
+            let when = format!("{kind:?}, {backing}: {point}:{n}");
+            assert_eq!(ask(&mut held, "check"), image, "{when}");
+            revert(pid).output().assert_code(0);
+            assert_eq!(shape(pid), usual, "{when}: {done}");
+            assert_unharmed(&mut held);
+            finish(held);
+            done.end().1 == Some(libc::SIGKILL)
+        });
+    }
+    finish(plain);
+}
+
+#[test]
+fn at_each_place_of_a_revert_of_a_launch() {
+    at_each_place_of_a_revert(Kind::SeedNoPie, "--backing=image");
+}
+
+/// The kernel takes back no part of a page of the pool, so the revert first puts base pages in its place.
+#[test]
+fn at_each_place_of_a_revert_of_pages_of_the_pool() {
+    let mut machine = support::machine::Machine::lock();
+    require!(machine.pool(16), "16 huge pages cannot be reserved");
+    for kind in [Kind::SeedNoPie, Kind::DynamicPie] {
+        at_each_place_of_a_revert(kind, "--backing=hugetlb");
     }
 }

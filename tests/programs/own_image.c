@@ -3,7 +3,8 @@
    read-only data made writable, written, and put back. trap ADDRESS: jumps there. neighbours FROM TO: from now on two threads map,
    write, check and unmap pages between these addresses, wherever nothing is; told: how often they could. crowd GIB: maps a page at each
    multiple of so many GiB, wherever nothing is. place ADDRESS KIND: maps a page there, of a kind that grows down or stays. lock FROM
-   TO: locks these addresses in memory. end: ends with 7. */
+   TO: locks these addresses in memory. claim FROM TO OFFSET: maps its file there, at that offset, without any permission. end: ends
+   with 7. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <link.h>
@@ -144,10 +145,19 @@ static void place(unsigned long at, const char *kind)
     printf("place %s\n", page == (void *)at ? kind : fails);
 }
 
+static void claim(unsigned long from, unsigned long to, long offset)
+{
+    int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    void *claimed = mmap((void *)from, to - from, PROT_NONE, MAP_PRIVATE | MAP_FIXED_NOREPLACE, file, offset);
+    printf("claim %s\n", claimed == (void *)from ? "ok" : fails);
+    close(file);
+}
+
 int main(void)
 {
     char line[128], kind[8];
     unsigned long address, end, gib;
+    long offset;
     setvbuf(stdout, 0, _IOLBF, 0);
     setvbuf(stdin, 0, _IONBF, 0);
     printf("pid %d\nready\n", getpid());
@@ -166,6 +176,8 @@ int main(void)
             place(address, kind);
         else if (sscanf(line, "lock %lx %lx", &address, &end) == 2)
             printf("lock %s\n", mlock((void *)address, end - address) ? fails : "ok");
+        else if (sscanf(line, "claim %lx %lx %lx", &address, &end, &offset) == 3)
+            claim(address, end, offset);
         else if (!strcmp(line, "told\n"))
             printf("told %lu\n", atomic_exchange(&mapped, 0));
         else if (sscanf(line, "trap %lx", &address) == 1)

@@ -119,6 +119,18 @@ impl EdgePolicy {
             Edges::Conservative | Edges::Aggressive => 1,
         }
     }
+
+    /// Returns the options of a command that name this choice, each behind a blank; nothing for the default.
+    pub fn options(self) -> String {
+        let Self { edges, pad_threshold } = self;
+        match edges {
+            Edges::Conservative => String::new(),
+            Edges::Pad if pad_threshold != Self::DEFAULT_PAD_THRESHOLD => {
+                format!(" --edges={edges} --pad-threshold={pad_threshold}")
+            }
+            Edges::Pad | Edges::Aggressive => format!(" --edges={edges}"),
+        }
+    }
 }
 
 impl Default for EdgePolicy {

@@ -1,12 +1,12 @@
 //! Marks by which TiExec recognises its own mappings.
 //!
-//! Between staging and switch a running process has mappings that are not its own: staged text, and claims of addresses
-//! that a switch will cover. If TiExec dies then, the thread that it had stopped removes them on its way home. But that
-//! thread may be killed too, while another process continues in the same address space. So each such mapping has a mark
-//! in its line of maps:
+//! Between staging and switch a running process has a mapping that is not its own: staged text. If TiExec dies then, the
+//! thread that it had stopped removes the mapping on its way home. But that thread may be killed too, while another
+//! process continues in the same address space. So each such mapping has a mark in its line of maps: it lies at an
+//! address that is a hash of what it maps.
 //!
-//! - a *staged* mapping lies at an address that is a hash of what it maps;
-//! - a *claim* maps nothing that exists, at a file offset that is a hash of its address.
+//! Earlier versions also *claimed* the gaps that the edge of a text would cover in a running process. A claim maps nothing
+//! that exists, at a file offset that is a hash of its address. This version makes no claim, and removes old ones.
 //!
 //! The hash covers the address of `AT_RANDOM`, which distinguishes one program's address space from another's and stays
 //! the same until the next exec.
@@ -43,7 +43,7 @@ const ROOM: u64 = 1 << 30;
 const PERIOD: u64 = 1 << 12;
 /// The fewest and the most bits of an address that a program of 64 bits can have.
 const BITS: std::ops::RangeInclusive<u32> = 36..=56;
-/// The file page at which claims begin: beyond the end of every file.
+/// The file page at which old claims begin: beyond the end of every file.
 const CLAIMS: u64 = 1 << 40;
 
 /// A mapping that is to be staged.
@@ -151,14 +151,14 @@ impl Marks {
         })
     }
 
-    /// Returns the file offset at which a claim of these addresses maps the file.
+    /// Returns the file offset at which an earlier version mapped a file to claim these addresses.
     pub fn claim_offset(&self, file: FileId, claimed: AddrRange) -> u64 {
         let mut word = [0; 8];
         self.hash(b"claim", file, [claimed.start().get(), claimed.len()]).fill(&mut word);
         (CLAIMS | u64::from_le_bytes(word) & (CLAIMS - 1)) << self.pages.base.bits()
     }
 
-    /// Returns which of `vmas` have the mark of staged mappings or of claims. `vmas` are the whole address space in
+    /// Returns which of `vmas` have the mark of staged mappings or of old claims. `vmas` are the whole address space in
     /// address order.
     pub fn left<'a>(&self, vmas: &'a [Vma]) -> Vec<&'a Vma> {
         let could_be = |vma: &&Vma| self.is_claim(vma) || self.is_at_a_place(vma);

@@ -134,6 +134,8 @@ pub struct Restart {
     pub here_bytes: u64,
     /// Bytes of it that a launch puts on huge pages.
     pub launch_bytes: u64,
+    /// The command of that launch, without the program: `tiexec`, or `tiexec --edges=pad`.
+    pub command: String,
 }
 
 /// One process's text and what it is made of.
@@ -289,12 +291,13 @@ impl fmt::Display for Report {
             let areas = self.jit.len();
             writeln!(f, "jit   huge {huge} of {populated} MiB ({percent} %) in {areas} area{s}")?;
         }
-        if let Some(Restart { path, text_bytes, here_bytes, launch_bytes }) = &self.restart {
+        if let Some(Restart { path, text_bytes, here_bytes, launch_bytes, command }) = &self.restart
+        {
             let [here, text, launch] = [here_bytes, text_bytes, launch_bytes].map(|&sum| mib(sum));
             let path = path.shown();
             writeln!(
                 f,
-                "start {here} of {text} MiB of {path} can be huge where it lies; a start by tiexec gives {launch}"
+                "start {here} of {text} MiB of {path} can be huge where it lies; a start by {command} gives {launch}"
             )?;
         }
         if let Some(reason) = self.reason {

@@ -52,7 +52,8 @@ reasons! {
     /// The text fills no whole, aligned huge page.
     TooSmall = "too_small",
     /// This is the first or the last part of the text. It shares its huge page with other memory, or does not
-    /// fill it. `--edges` decides whether such parts are taken.
+    /// fill it. `--edges` decides whether such parts are taken. An attach takes none whose huge page is partly
+    /// free; a start does.
     Edges = "edges",
     /// The text could be on huge pages. Nobody has put it there, or the program has not used it yet: the kernel maps
     /// page cache at the first use.
@@ -153,8 +154,8 @@ reasons! {
     /// A debugger or another tracer, such as strace(1), traces a thread of the process. A thread has one tracer at
     /// most.
     AlreadyTraced = "already_traced",
-    /// The process mapped something at an edge of the text while TiExec prepared that edge. The rest of the text
-    /// is not affected.
+    /// The process changed or unmapped something at an edge of the text while TiExec prepared that edge, or has
+    /// locked only a part of the edge in memory. The rest of the text is not affected.
     EdgeInUse = "edge_in_use",
     /// The process has nearly as many mappings as it may have (`vm.max_map_count`).
     MapCount = "map_count",

@@ -198,8 +198,7 @@ impl World {
                     .cloned(),
             })
             .collect();
-        let is_stack = |vma: &Vma| vma.name == b"[stack]";
-        let reserved = Reserved::find(&self.vmas, Some(self.brk), pages(), is_stack);
+        let reserved = Reserved::everything();
         let around = Around { pages: pages(), policy, vmas: &self.vmas, reserved: &reserved };
         plan_running(&around, &texts)
     }
@@ -282,8 +281,14 @@ proptest! {
     }
 
     #[test]
-    fn a_running_programs_edges_do_too(world in world(), policy in policy()) {
-        world.check(&world.attached(policy), policy)?;
+    fn a_running_programs_edges_cover_no_gap(world in world(), policy in policy()) {
+        let plan = world.attached(policy);
+        world.check(&plan, policy)?;
+        for span in plan.spans() {
+            let nothing = world.pieces.iter().filter(|(_, what)| *what == What::Nothing);
+            let mut gaps = nothing.filter(|(gap, _)| gap.overlaps(span.range));
+            prop_assert!(gaps.next().is_none(), "{:?} covers a gap", span);
+        }
     }
 
     #[test]

@@ -114,8 +114,6 @@ fn switch(
         to: mapped.range(),
         locked: false,
         protection: READ_AND_EXECUTE,
-        gaps: Vec::new(),
-        claim_by: source,
         backing: Some(Backing::Image),
     };
     let company = Company::Shared(Shared { space, marks: None });

@@ -69,7 +69,7 @@ mod tests {
             maps::parse(maps.as_bytes()).unwrap().into_iter().map(text).collect();
         let [base, pmd] = [4 << 10, 2 << 20].map(|size| PageSize::new(size).unwrap());
         let (pages, policy) = (Pages { base, pmd }, EdgePolicy::default());
-        let reserved = Reserved::find(&[], None, pages, |_| false);
+        let reserved = Reserved::everything();
         let around = Around { pages, policy, vmas: &[], reserved: &reserved };
         let plan = plan_running(&around, &texts);
         plan.texts.into_iter().map(|text| text.rest).collect()

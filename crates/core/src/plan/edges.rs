@@ -18,7 +18,7 @@ use crate::file_ranges::{Parts, covered, in_range};
 use crate::order;
 use crate::proc::maps::Vma;
 
-/// Addresses that may not be covered even where nothing is mapped.
+/// Addresses at which nothing may be mapped beside a text. An edge with a gap there is not taken.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reserved(Vec<AddrRange>);
 
@@ -28,26 +28,22 @@ impl Reserved {
     /// - The bottom and the top of the address space.
     /// - The addresses into which the heap will grow, from `start_brk` on (as in `/proc/PID/stat`; if
     ///   it is not known, every gap could be these).
-    /// - The gap below each VMA that `grows_down` or must have one.
-    pub fn find(
-        vmas: &[Vma],
-        start_brk: Option<u64>,
-        pages: Pages,
-        grows_down: impl Fn(&Vma) -> bool,
-    ) -> Self {
-        let everything = AddrRange::new(RemoteAddr::new(0), RemoteAddr::new(u64::MAX));
-        let everything = everything.unwrap_or_default();
+    /// - The gap below the stack.
+    ///
+    /// These are enough if the program has one thread, which has not run yet. In a running process, all addresses are
+    /// [reserved](Self::everything).
+    pub fn find(vmas: &[Vma], start_brk: Option<u64>, pages: Pages) -> Self {
         let Some(start_brk) = start_brk.filter(|&start| start != 0) else {
-            return Self(vec![everything]);
+            return Self::everything();
         };
         let start_brk = RemoteAddr::new(start_brk);
         // The kernel's own area at the top of the address space is no neighbour.
         let below_top = |vma: &&Vma| vma.range.start().get() < 1 << 63;
         let user: Vec<AddrRange> = vmas.iter().filter(below_top).map(|vma| vma.range).collect();
-        let Some(last) = user.last() else { return Self(vec![everything]) };
+        let Some(last) = user.last() else { return Self::everything() };
         let mut found = vec![
             AddrRange::with_len(RemoteAddr::new(0), pages.pmd.bytes()),
-            AddrRange::new(last.end(), everything.end()),
+            AddrRange::new(last.end(), RemoteAddr::new(u64::MAX)),
         ];
         let mut heap_end = start_brk.align_up(pages.base).unwrap_or(start_brk);
         for range in &user {
@@ -59,12 +55,18 @@ impl Reserved {
         let heaps = vmas.iter().filter(|vma| vma.name == b"[heap]").map(|vma| vma.range.end());
         heap_end = heaps.max().unwrap_or(heap_end).max(heap_end);
         let next = user.iter().find(|range| range.start() >= heap_end);
-        let next = next.map_or(everything.end(), |range| range.start());
+        let next = next.map_or(RemoteAddr::new(u64::MAX), |range| range.start());
         found.push(AddrRange::new(start_brk.align_down(pages.base), next));
-        for pair in vmas.windows(2).filter(|pair| grows_down(&pair[1])) {
+        for pair in vmas.windows(2).filter(|pair| pair[1].name == b"[stack]") {
             found.push(AddrRange::new(pair[0].range.end(), pair[1].range.start()));
         }
         Self(found.into_iter().flatten().collect())
+    }
+
+    /// Reserves all addresses. A thread of a running process may map something in any gap at any moment, so only edges
+    /// without gaps are taken there.
+    pub fn everything() -> Self {
+        Self(AddrRange::new(RemoteAddr::new(0), RemoteAddr::new(u64::MAX)).into_iter().collect())
     }
 
     fn overlaps(&self, range: AddrRange) -> bool {
@@ -81,7 +83,7 @@ pub struct Around<'a> {
     pub policy: EdgePolicy,
     /// All VMAs, in address order.
     pub vmas: &'a [Vma],
-    /// Ranges that a huge page may not cover.
+    /// Where a huge page may not cover a gap. This says who else could map something there.
     pub reserved: &'a Reserved,
 }
 
@@ -154,7 +156,7 @@ fn edge(page: AddrRange, around: &Around<'_>, parts: &Parts) -> Option<Edge> {
     let text = parts.text_bytes(page);
     if text < around.policy.least_in_page()
         || parts.is_closed(page)
-        || around.reserved.overlaps(page)
+        || parts.gaps(page).into_iter().any(|gap| around.reserved.overlaps(gap))
     {
         return None;
     }

@@ -247,9 +247,8 @@ pub fn plan(snapshot: &Snapshot, means: &Means<'_>) -> Plan {
         None => image.clone(),
     });
     let parts = image.and_then(|image| Parts::of(&image.loads, image.load_bias, pages.base));
-    let is_stack = |vma: &Vma| vma.name == b"[stack]";
     let vmas = &snapshot.vmas;
-    let reserved = Reserved::find(vmas, means.start_brk, pages, is_stack);
+    let reserved = Reserved::find(vmas, means.start_brk, pages);
     let around = Around { pages, policy: means.edges, vmas, reserved: &reserved };
     let mut taken = Vec::new();
     let texts = snapshot
@@ -295,7 +294,7 @@ pub struct RunningText {
 }
 
 /// Decides which spans of a running process's text become huge, and by which backing. Nothing moves: text that
-/// is not congruent gets a copy.
+/// is not congruent gets a copy. No page of the pool holds an edge: the process could not be given back parts of it.
 pub fn plan_running(around: &Around<'_>, texts: &[RunningText]) -> Plan {
     let Pages { pmd: huge, .. } = around.pages;
     let mut taken = Vec::new();
@@ -310,7 +309,8 @@ pub fn plan_running(around: &Around<'_>, texts: &[RunningText]) -> Plan {
             let mut planned = plan_text(vma, huge, folios, means, kept);
             if let Some(parts) = &text.parts {
                 let kept = |page| kept.iter().any(|(range, _)| range.overlaps(page));
-                edges::take(&mut planned, around, parts, folios, *copy, kept, &mut taken);
+                let copy = copy.filter(|&copy| copy != Backing::Hugetlb);
+                edges::take(&mut planned, around, parts, folios, copy, kept, &mut taken);
             }
             planned
         })
@@ -509,7 +509,7 @@ mod tests {
         };
         let later = snapshot(&lines.concat(), 0);
         let texts: Vec<_> = later.vmas.iter().map(text).collect();
-        let reserved = Reserved::find(&later.vmas, None, later.pages, |_| false);
+        let reserved = Reserved::everything();
         let (pages, policy) = (later.pages, EdgePolicy::default());
         let around = Around { pages, policy, vmas: &later.vmas, reserved: &reserved };
         plan.join(plan_running(&around, &texts));

@@ -41,9 +41,6 @@ pub struct Status {
     pub caught: u64,
     /// `VmLck`, bytes locked in memory.
     pub locked: u64,
-    /// `VmStk`, bytes of mappings that grow down: the stack, and others (`is_stack_mapping` in `mm/vma.h` and
-    /// `mm/internal.h`). Shadow stacks count too.
-    pub stack: u64,
     /// `HugetlbPages`, bytes mapped of the hugetlb pool. Since Linux 4.4, if the kernel has the pool.
     pub hugetlb: Option<u64>,
     /// How often the thread has gone to sleep, or otherwise given up the processor by itself.
@@ -144,7 +141,6 @@ pub fn parse(text: &[u8]) -> Status {
             b"SigIgn" => status.ignored = number(first, 16).unwrap_or_default(),
             b"SigCgt" => status.caught = number(first, 16).unwrap_or_default(),
             b"VmLck" => status.locked = kib().unwrap_or_default(),
-            b"VmStk" => status.stack = kib().unwrap_or_default(),
             b"HugetlbPages" => status.hugetlb = kib(),
             b"x86_Thread_features" => {
                 status.shadow_stack = first == b"shstk" || words.any(|word| word == b"shstk");
@@ -201,7 +197,7 @@ mod tests {
         assert_eq!((status.seccomp, status.threads), (2, 3));
         assert_eq!((status.pending, status.blocked, status.caught), (0x10001, 0xff, 0x200));
         assert_eq!((status.thp_enabled, status.locked, status.has_mm), (Some(false), 8192, true));
-        assert_eq!((status.stack, status.hugetlb), (132 << 10, Some(2 << 20)));
+        assert_eq!(status.hugetlb, Some(2 << 20));
     }
 
     #[test]

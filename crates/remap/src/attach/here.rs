@@ -16,7 +16,7 @@ pub fn calls_here() -> [&'static [ManifestEntry]; 8] {
     [
         &switch::CALLS,
         &switch::GUARDED_CALLS,
-        &switch::EDGE_CALLS,
+        &switch::WIDENED_CALLS,
         &switch::DATA_CALLS,
         &REFAULT_CALLS,
         &probe::LOCK_CALLS,

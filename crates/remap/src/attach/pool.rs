@@ -116,9 +116,8 @@ impl Exchange {
         let source = OpenFile { fd: received.fd, file: id_of(&self.copy) };
         let mut offset = 0;
         for &(to, protection) in &self.pages {
-            let (gaps, backing) = (Vec::new(), Some(Backing::Image));
-            let (claim_by, locked) = (source, false);
-            let piece = Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
+            let (backing, locked) = (Some(Backing::Image), false);
+            let piece = Switch { source, offset, to, locked, protection, backing };
             switch_all(executor, around, &[piece], &|_| written.none(to), |_, done| done)?;
             offset += to.len();
         }

@@ -9,7 +9,7 @@ use tiexec_core::addr::{AddrRange, mib};
 use tiexec_core::area::Area;
 use tiexec_core::escape::AsShown;
 use tiexec_core::marks::Marks;
-use tiexec_core::plan::edges::Around;
+use tiexec_core::plan::edges::{Around, Reserved};
 use tiexec_core::plan::{Backing, Plan, Span, plan_running};
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::skip::{FailureKind, SkipReason};
@@ -27,7 +27,7 @@ use tiexec_tracee::syscall_manifest::ManifestEntry;
 use super::passing::Passing;
 use super::stored::{self, Stored};
 use super::switching::{Staging, Switching};
-use super::texts::{Looking, Texts, reserved};
+use super::texts::{Looking, Texts};
 use super::written::Written;
 use super::{
     AttachOrder, Attached, Done, PrivateCopies, ThpOn, file_passing, mappings, probe, residue,
@@ -122,9 +122,8 @@ impl Prepared {
         if self.covers() && self.entries.iter().any(|entry| entry.vma.guarded) {
             calls.push(&switch::GUARDED_CALLS);
         }
-        let edge = |span: &Span| span.edge;
-        if !self.edges.is_empty() || self.attached.plan.spans().any(edge) {
-            calls.push(&switch::EDGE_CALLS);
+        if !self.edges.is_empty() {
+            calls.push(&switch::WIDENED_CALLS);
         }
         if !self.touched.is_empty() {
             calls.push(&REFAULT_CALLS);
@@ -197,7 +196,7 @@ pub(crate) fn prepare(
     let mut texts = Texts::read(&Looking { order, written: &written, deadline }, &entries);
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     let status = order.target.process.status().unwrap_or_default();
-    let reserved = reserved(&order.target.process, &status, &vmas, pages);
+    let reserved = Reserved::everything();
     let around = Around { pages, policy: edges, vmas: &vmas, reserved: &reserved };
     let mut plan = plan_running(&around, &texts.texts);
     let (mut stored, mut setback) = (Vec::new(), None);

@@ -1,8 +1,8 @@
 //! Mappings that a dead TiExec left in a process. The next attach or revert finds them, and removes them before any
 //! other work there.
 //!
-//! The program executes none of them. Each is a mapping that was staged and never moved, a claim of a gap that was
-//! never covered, or filler that a revert had yet to unmap.
+//! The program executes none of them. Each is a mapping that was staged and never moved, filler that a revert had yet
+//! to unmap, or a gap that an earlier version claimed and never covered.
 
 use tiexec_core::addr::AddrRange;
 use tiexec_core::area::Area;

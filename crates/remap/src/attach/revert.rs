@@ -281,12 +281,8 @@ impl Work {
             let mut switches = Vec::new();
             for Piece { part, protection } in pieces {
                 let (offset, to) = (part.file_offset, part.range);
-                let (gaps, backing) = (Vec::new(), None);
                 let (locked, protection) = (*locks && probe::is_locked(executor, to)?, *protection);
-                let claim_by = source;
-                let piece =
-                    Switch { source, offset, to, locked, protection, gaps, claim_by, backing };
-                switches.push(piece);
+                switches.push(Switch { source, offset, to, locked, protection, backing: None });
             }
             // The first comparison accepted pages that were written to, if their bytes were the file's again. Such
             // pages may have changed since: compare them once more.

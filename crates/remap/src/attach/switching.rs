@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tiexec_core::addr::AddrRange;
-use tiexec_core::file_ranges::{Parts, covered, in_range};
-use tiexec_core::plan::{Backing, Span};
+use tiexec_core::file_ranges::{Parts, covered};
+use tiexec_core::plan::Span;
 use tiexec_core::proc::maps::{FileId, Vma};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_sys::areas;
@@ -70,21 +70,10 @@ impl Switching<'_> {
     ) -> Result<(), Failure> {
         let mut first = Ok(());
         for Staging { vma, spans, image } in staged {
-            // An image claims its gaps itself, in base pages. The hugetlb pool has none, so the file claims them.
-            let of_pool = |span: &Span| span.edge && span.backing == Backing::Hugetlb;
-            let original = self.texts.file(vma).filter(|_| spans.iter().any(of_pool));
-            let claim_by = match original {
-                Some(file) => Some(OpenFile {
-                    fd: passing.pass(executor, Handed::Original(file), None)?.fd,
-                    file: vma.file,
-                }),
-                None => None,
-            };
             let ask = self.keys.then_some(vma.range.start());
             let received = passing.pass(executor, Handed::Image(&image.file), ask)?;
             let readable = self.is_readable(executor, vma, received)?;
             let source = OpenFile { fd: received.fd, file: id_of(&image.file) };
-            let claim_by = claim_by.unwrap_or(source);
             let mut parts = Vec::new();
             for part in &image.filled.staged {
                 // The image may have been made for another process, where the text lies elsewhere.
@@ -93,16 +82,13 @@ impl Switching<'_> {
                     first = keep_first(first, self.left_alone(to, Err(failure.clone())))?;
                     continue;
                 }
-                match self.part(executor, vma, span, to, (source, part.image_offset), claim_by) {
+                match self.part(executor, vma, span, to, (source, part.image_offset)) {
                     Ok(part) => parts.push(part),
                     Err(failure) => first = keep_first(first, self.left_alone(to, Err(failure)))?,
                 }
             }
             first = self.switch(executor, &parts, first)?;
             passing.let_go(executor)?;
-            if original.is_some() {
-                passing.let_go(executor)?;
-            }
         }
         for span in edges {
             let Some((vma, file)) = self.text_at(span.range) else { continue };
@@ -111,8 +97,7 @@ impl Switching<'_> {
             let readable = self.is_readable(executor, vma, received)?;
             let source = OpenFile { fd: received.fd, file: vma.file };
             let from = (source, span.file_offset);
-            let part =
-                readable.and_then(|()| self.part(executor, vma, span, span.range, from, source));
+            let part = readable.and_then(|()| self.part(executor, vma, span, span.range, from));
             match part {
                 Ok(part) => first = self.switch(executor, &[part], first)?,
                 Err(failure) => {
@@ -163,14 +148,15 @@ impl Switching<'_> {
         span: &Span,
         to: AddrRange,
         from: (OpenFile, u64),
-        claim_by: OpenFile,
     ) -> Result<Switch, Failure> {
-        let gaps = if span.edge { self.gaps_now(vma, to)? } else { Vec::new() };
+        if span.edge {
+            self.is_unchanged(vma, to)?;
+        }
         let locked = self.locks && self.is_locked(executor, vma, span, to)?;
         let (source, offset) = from;
         let backing = Some(span.backing);
         let protection = protection::of_text(std::slice::from_ref(vma), vma.range);
-        Ok(Switch { source, offset, to, locked, protection, gaps, claim_by, backing })
+        Ok(Switch { source, offset, to, locked, protection, backing })
     }
 
     /// Makes sure that the thread may read a text as it could read a copy. A mapping has one key, so one check is
@@ -207,16 +193,15 @@ impl Switching<'_> {
         Ok(locked)
     }
 
-    /// Returns the gaps in an edge, after a check that the mappings there have not changed.
-    fn gaps_now(&self, vma: &Vma, page: AddrRange) -> Result<Vec<AddrRange>, Failure> {
+    /// Makes sure that the mappings in an edge have not changed: the whole huge page is still mapped as the file's
+    /// headers say.
+    fn is_unchanged(&self, vma: &Vma, page: AddrRange) -> Result<(), Failure> {
         let changed = || Failure::new(FailureKind::EdgeInUse, format!("{page} has changed"));
         let parts: &Parts =
             self.texts.text(vma).and_then(|text| text.parts.as_ref()).ok_or_else(changed)?;
         let now = areas::vmas(&self.order.target.process).map_err(Failure::unreadable)?;
-        let as_described =
-            in_range(&now, page).all(|now| now.file == vma.file && parts.describe(now, page));
-        let whole = parts.within(page).all(|part| covered(&now, part.range, |_| true));
-        if as_described && whole { Ok(parts.gaps(page)) } else { Err(changed()) }
+        let as_described = |now: &Vma| now.file == vma.file && parts.describe(now, page);
+        if covered(&now, page, as_described) { Ok(()) } else { Err(changed()) }
     }
 
     /// Returns the text VMA to which the edge belongs, and its file.

@@ -10,15 +10,12 @@ use tiexec_core::config::Edges;
 use tiexec_core::coverage::{IMAGE_NAME_PREFIX, is_ours};
 use tiexec_core::file_ranges::Parts;
 use tiexec_core::order;
-use tiexec_core::plan::edges::{Reserved, edge_chunks};
+use tiexec_core::plan::edges::edge_chunks;
 use tiexec_core::plan::{Backing, RunningText};
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::{FileId, Perms, Vma};
-use tiexec_core::proc::stat;
-use tiexec_core::proc::status::Status;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_sys::address_space::AddressSpace;
-use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 
 use super::AttachOrder;
@@ -311,21 +308,6 @@ fn leave(entry: &Area, pages: Pages) -> Option<Reason> {
         return Some(SkipReason::NotSelected.into());
     }
     None
-}
-
-/// Returns the addresses that no edge may cover: where the heap and stacks grow.
-pub(crate) fn reserved(process: &ProcDir, status: &Status, vmas: &[Vma], pages: Pages) -> Reserved {
-    let layout = process.read("stat").ok().and_then(|text| stat::layout(&text).ok());
-    let start_brk = layout.map(|layout| layout.start_brk);
-    // The kernel says how much memory grows down (MAP_GROWSDOWN) or is a shadow stack, which has a guard of its own
-    // below it. If that is more than the stack, any VMA of a stack's kind could be one of them.
-    let is_stack = |vma: &&Vma| vma.name == b"[stack]";
-    let stack: u64 = vmas.iter().filter(is_stack).map(|vma| vma.range.len()).sum();
-    let could_be_one = |vma: &Vma| {
-        let like_one = !vma.is_file_backed() && !vma.perms.is_none() && !vma.perms.shared;
-        is_stack(&vma) || status.stack != stack && like_one
-    };
-    Reserved::find(vmas, start_brk, pages, could_be_one)
 }
 
 /// Most mappings of a file whose place is in doubt. To examine more takes too long.

@@ -172,7 +172,7 @@ pub(crate) fn expected(policy: &Policy, objects: &[Object], deadline: Instant) -
     }
     // The neighbours of the objects are not known yet, so plan no edges.
     let policy = EdgePolicy::default();
-    let reserved = Reserved::find(&[], None, pages, |_| false);
+    let reserved = Reserved::everything();
     plan_running(&Around { pages, policy, vmas: &[], reserved: &reserved }, &texts)
 }
 

@@ -175,8 +175,6 @@ fn switch(
         to: part.span.range,
         locked: false,
         protection: protection::of_text(&snapshot.vmas, part.span.range),
-        gaps: Vec::new(),
-        claim_by: source,
         backing: Some(part.span.backing),
     };
     let around = Surroundings { snapshot, company: Company::Alone };

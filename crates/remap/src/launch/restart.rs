@@ -135,5 +135,7 @@ pub fn gain(
         String::from_utf8_lossy(exe.strip_suffix(b" (deleted)").unwrap_or(&exe)).into_owned();
     let huge = files.iter().find(|file| file.path == path).map_or(0, |file| file.huge_bytes);
     let (here_bytes, launch_bytes) = (huge.max(whole_bytes), plan.huge_bytes());
-    (launch_bytes > here_bytes).then_some(Restart { path, text_bytes, here_bytes, launch_bytes })
+    let command = format!("tiexec{}", edges.options());
+    let restart = Restart { path, text_bytes, here_bytes, launch_bytes, command };
+    (restart.launch_bytes > restart.here_bytes).then_some(restart)
 }

@@ -59,16 +59,9 @@ pub struct Switch {
     pub locked: bool,
     /// The protection of the new mapping: that of text, or of read-only data.
     pub protection: i32,
-    /// Addresses in `to` at which nothing is mapped, and which must still be free.
-    pub gaps: Vec<AddrRange>,
-    /// The file that claims the gaps. Base pages of it can be mapped.
-    pub claim_by: OpenFile,
     /// The backing of the new mapping; `None` if the file itself is mapped in its own place.
     pub backing: Option<Backing>,
 }
-
-/// The most gaps of one place; each takes an undo step.
-const MAX_GAPS: usize = 2;
 
 /// The calls that the process makes in [`switch_all`].
 pub const CALLS: [ManifestEntry; 6] = [
@@ -84,9 +77,8 @@ pub const CALLS: [ManifestEntry; 6] = [
 pub const GUARDED_CALLS: [ManifestEntry; 2] =
     [mmap_entry(GUARDED, Placing::Aside), mmap_entry(GUARDED, Placing::Over).optional()];
 
-/// The further calls if there are gaps, or huge pages of the page cache at an edge.
-pub const EDGE_CALLS: [ManifestEntry; 2] =
-    [mmap_entry(c::PROT_NONE, Placing::Aside), madvise_entry(Advice::HugePage)];
+/// The further call if there are huge pages of the page cache at an edge.
+pub const WIDENED_CALLS: [ManifestEntry; 1] = [madvise_entry(Advice::HugePage)];
 
 /// The further calls for read-only data.
 pub const DATA_CALLS: [ManifestEntry; 2] =
@@ -141,21 +133,19 @@ fn together<E: Executor>(
         return Ok(outcomes);
     }
     let snapshot = around.snapshot;
-    let mut staged: Vec<(usize, Staged)> = Vec::new();
+    let mut staged: Vec<(usize, Room)> = Vec::new();
     let mut calls = Vec::new();
     for (index, part) in parts.iter().enumerate() {
-        let taken =
-            |range: AddrRange| staged.iter().any(|(_, other)| other.range().overlaps(range));
+        let taken = |range: AddrRange| staged.iter().any(|(_, other)| other.range.overlaps(range));
         let room = shared.marked_room(part, snapshot);
-        let far = room.filter(|room| room.exclusive && part.gaps.is_empty() && !taken(room.range));
+        let far = room.filter(|room| room.exclusive && !taken(room.range));
         let Some(room) = far else { continue };
-        let one = Staged::at(room);
-        executor.register(one.unmap());
+        executor.register(room.unmap());
         calls.extend(part.staging_calls(room.range));
-        staged.push((index, one));
+        staged.push((index, room));
     }
     executor.batch(&calls)?;
-    let wanted = |(index, one): &(usize, Staged)| parts[*index].mapping(one.range());
+    let wanted = |(index, one): &(usize, Room)| parts[*index].mapping(one.range);
     let mapped = shared.are_mapped(snapshot, staged.iter().map(wanted).collect());
     let mut calls = Vec::new();
     let mut moving = Vec::new();
@@ -167,17 +157,17 @@ fn together<E: Executor>(
             continue;
         }
         // The kernel populates in ascending order, so the last page shows that all are present.
-        let populated = if shared.is_present(snapshot, one.range()) {
+        let populated = if shared.is_present(snapshot, one.range) {
             Ok(())
         } else {
-            populate(executor, one.range())?
+            populate(executor, one.range)?
         };
         if let Err(failure) = populated.and_then(|()| unchanged(part)) {
             one.take_away(executor)?;
             outcomes[index] = Some(Err(failure));
             continue;
         }
-        calls.push(remote::mremap(one.range(), part.to.start()));
+        calls.push(remote::mremap(one.range, part.to.start()));
         moving.push((index, one));
     }
     executor.batch(&calls)?;
@@ -195,40 +185,16 @@ fn together<E: Executor>(
     Ok(outcomes)
 }
 
-/// The mapping aside for one part.
-struct Staged {
-    room: Room,
-    /// The undo steps that unmap it and its claims.
-    undo: Vec<SystemCall>,
-}
-
-impl Staged {
-    fn at(room: Room) -> Self {
-        Self { room, undo: vec![remote::munmap(room.range)] }
-    }
-
-    const fn range(&self) -> AddrRange {
-        self.room.range
-    }
-
-    /// Returns the step that unmaps the staged mapping.
+impl Room {
+    /// Returns the step that unmaps what is staged there.
     fn unmap(&self) -> SystemCall {
-        self.undo[0]
+        remote::munmap(self.range)
     }
 
-    /// Removes the undo steps from the way home, so that it leaves the mappings in place.
-    fn keep(&self, executor: &mut impl Executor) {
-        for undo in &self.undo {
-            executor.withdraw(*undo);
-        }
-    }
-
-    /// Unmaps the staged mapping and its claims now.
+    /// Unmaps what is staged there now.
     fn take_away(self, executor: &mut impl Executor) -> Result<(), TraceError> {
-        self.keep(executor);
-        for undo in self.undo.iter().rev() {
-            let _it_stays = executor.call(*undo)?;
-        }
+        executor.withdraw(self.unmap());
+        let _it_stays = executor.call(self.unmap())?;
         Ok(())
     }
 }
@@ -264,21 +230,13 @@ fn switch<E: Executor>(
     part: &Switch,
     unchanged: Unchanged<'_>,
 ) -> Result<(), Failure> {
-    if part.gaps.len() > MAX_GAPS {
-        return Err(Failure::new(FailureKind::EdgeInUse, "too many gaps in one huge page"));
-    }
     // From here on an undo step unmaps what is staged.
-    let mut staged = Staged::at(map_aside(executor, around, part)?);
+    let staged = map_aside(executor, around, part)?;
     let mut ready = || {
         if part.is_widened() {
-            let _no_thp = executor.call(remote::madvise(staged.range(), Advice::HugePage))?;
+            let _no_thp = executor.call(remote::madvise(staged.range, Advice::HugePage))?;
         }
-        populate(executor, staged.range())??;
-        if let Company::Shared(shared) = around.company {
-            for gap in &part.gaps {
-                staged.undo.push(claim(executor, shared, part, *gap)??);
-            }
-        }
+        populate(executor, staged.range)??;
         unchanged(part)
     };
     if let Err(failure) = ready() {
@@ -302,21 +260,19 @@ fn move_over<E: Executor>(
     executor: &mut E,
     around: &Surroundings<'_>,
     part: &Switch,
-    staged: Staged,
+    staged: Room,
 ) -> Result<(), Failure> {
-    if !staged.room.exclusive {
+    if !staged.exclusive {
         // After the move, another thread may use the old place, and the way home must not unmap it. Withdraw the
-        // steps. If this process dies right here, the staged mapping stays. The claims are withdrawn too.
-        staged.keep(executor);
+        // step. If this process dies right here, the staged mapping stays.
+        executor.withdraw(staged.unmap());
     }
-    // The way home may unmap the gaps even after the move: the program had nothing there, and no other thread can
-    // map anything there before.
-    let moved = executor.call(remote::mremap(staged.range(), part.to.start()))?;
-    if staged.room.exclusive {
-        staged.keep(executor);
+    let moved = executor.call(remote::mremap(staged.range, part.to.start()))?;
+    if staged.exclusive {
+        executor.withdraw(staged.unmap());
     }
     if let Err(error) = moved {
-        put_right(executor, around, part, staged.range())?;
+        put_right(executor, around, part, staged.range)?;
         let reason = match (error.errno, around.company) {
             // The kernel checks for seals before it unmaps anything (`vms_gather_munmap_vmas`, `mm/vma.c`, from 6.12;
             // `can_modify_mm`, `mm/mseal.c`, before).
@@ -339,27 +295,6 @@ fn lock(executor: &mut impl Executor, part: &Switch) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// Claims a gap before it is covered, and fails if another thread has mapped something there meanwhile. If this
-/// process dies before the undo step is registered, the next TiExec recognizes the claim by its file offset.
-fn claim(
-    executor: &mut impl Executor,
-    shared: Shared<'_>,
-    part: &Switch,
-    gap: AddrRange,
-) -> Result<Result<SystemCall, Failure>, TraceError> {
-    let OpenFile { fd, file } = part.claim_by;
-    // Without marks the claim has offset 0, and stays if this process dies.
-    let offset = shared.marks.map_or(0, |marks| marks.claim_offset(file, gap));
-    match executor.call(remote::mmap(gap, c::PROT_NONE, Placing::Aside, fd, offset))? {
-        Ok(_) => {
-            let unmap = remote::munmap(gap);
-            executor.register(unmap);
-            Ok(Ok(unmap))
-        }
-        Err(error) => Ok(Err(Failure::of(FailureKind::EdgeInUse)(error).about(gap))),
-    }
-}
-
 /// Repairs after an mremap that failed although nothing was left that could make it fail. Unmaps the staged
 /// mapping. If the kernel has unmapped the text, first maps the staged bytes there at once.
 fn put_right(
@@ -378,10 +313,7 @@ fn put_right(
         let over = remote::mmap(part.to, part.protection, Placing::Over, fd, part.offset);
         let _there_is_nothing_else = executor.call(over)?;
     }
-    let gaps = part.gaps.iter().filter(|_| text_is_there).copied();
-    for range in gaps.chain([staged]) {
-        let _it_stays = executor.call(remote::munmap(range))?;
-    }
+    let _it_stays = executor.call(remote::munmap(staged))?;
     Ok(())
 }
 
@@ -395,7 +327,7 @@ fn map_aside(
     let mut now = None;
     for _ in 0..4 {
         let room = around.room_for(part, now.as_ref()).ok_or_else(no_room)?;
-        let unmap = Staged::at(room).unmap();
+        let unmap = room.unmap();
         if room.exclusive {
             executor.register(unmap);
         }

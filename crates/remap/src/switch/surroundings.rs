@@ -17,7 +17,7 @@ use super::Switch;
 #[derive(Clone, Copy, Debug)]
 pub enum Company<'a> {
     /// Nobody: the program has one thread, which has not run yet. A range that was free is still free. Its undo
-    /// step is therefore registered before anything is mapped there, and a gap at an edge need not be claimed.
+    /// step is therefore registered before anything is mapped there, and an edge may cover a gap.
     Alone,
     /// Other threads, at any moment. A free range is certain to stay free only if it is [far](Place::far) from all
     /// mappings. A nearer range is ours only once the kernel has mapped it there, so its undo step is registered

@@ -384,9 +384,9 @@ pub(crate) fn line(locked: &LockedTarget, treated: &Treated) -> String {
     if let Some((huge, populated)) = JitArea::sums(&report.jit) {
         line += &format!("; jit huge {} of {} MiB", mib(huge), mib(populated));
     }
-    if let Some(Restart { text_bytes, launch_bytes, .. }) = &report.restart {
+    if let Some(Restart { text_bytes, launch_bytes, command, .. }) = &report.restart {
         let (text, launch) = (mib(*text_bytes), mib(*launch_bytes));
-        line += &format!("; a start by tiexec gives {launch} of {text} MiB of its own text");
+        line += &format!("; a start by {command} gives {launch} of {text} MiB of its own text");
     }
     line += "\n";
     if let Some(choice) = &report.budget {
