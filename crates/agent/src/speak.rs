@@ -22,7 +22,7 @@ const DIRECTORY: &str = "/run/tiexec";
 /// The socket.
 pub const SOCKET: &str = "/run/tiexec/agent.sock";
 const NAME: &str = "agent.sock";
-/// The name of [`hand_over::SOCKET`] in the directory.
+/// The name of the [socket for launches](tiexec_engine::follow::hand_over::SOCKET) in the directory.
 const LAUNCHES_NAME: &str = "launch.sock";
 /// The group whose members may connect.
 const GROUP: &str = "tiexec";
