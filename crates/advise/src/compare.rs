@@ -342,7 +342,7 @@ impl Bench {
     /// Reads a result from JSON.
     ///
     /// # Errors
-    /// The text is no bench of a known schema. Schema 2 did not change the format of a bench.
+    /// The text is not a bench of a known schema. Schema 2 did not change the format of a bench.
     pub fn from_json(text: &str) -> Result<Self, String> {
         let bench: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if bench.kind != Self::KIND || !(1..=SCHEMA).contains(&bench.schema) {

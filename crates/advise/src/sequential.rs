@@ -340,7 +340,7 @@ fn inflation(lags: &[f64]) -> f64 {
     1.0 + 2.0 * weighted.sum::<f64>()
 }
 
-/// The logarithm of the ratio down to which a figure is no worse.
+/// The logarithm of the lowest ratio that still counts as [`Verdict::NoWorse`].
 fn tolerated() -> f64 {
     (-TOLERANCE).ln_1p()
 }

@@ -13,7 +13,7 @@ use crate::plan::Backing;
 use crate::proc::maps::{FileId, Vma};
 use crate::skip::{Reason, SkipReason};
 
-/// The beginning of the name, in maps, of every memfd of ours.
+/// The beginning of the name, in maps, of every memfd that TiExec makes.
 pub const IMAGE_NAME_PREFIX: &[u8] = b"/memfd:tiexec:";
 /// The end of the name of every image in a store.
 pub const STORE_NAME_SUFFIX: &[u8] = b".tiexec";
@@ -50,12 +50,12 @@ pub struct FileCoverage {
     pub text_bytes: u64,
     /// Bytes of it that are PMD-mapped or in hugetlb pages.
     pub huge_bytes: u64,
-    /// Bytes of copies of ours, not of the file's own page cache, that are PMD-mapped or in hugetlb
-    /// pages; widened ones included.
+    /// Bytes of TiExec's copies that are PMD-mapped or in hugetlb pages, with the widened bytes. Text in the file's own
+    /// page cache does not count.
     pub copied_bytes: u64,
     /// Memory that the copies take: the huge pages of memfds, and images of the store as a whole.
     pub cost_bytes: u64,
-    /// Bytes that are no text and became executable because they share a huge page with text.
+    /// Bytes that are not text, but became executable because they share a huge page with text.
     pub widened_bytes: u64,
     /// The backings of its huge text.
     pub backings: Vec<Backing>,
@@ -121,8 +121,9 @@ pub fn is_ours(vma: &Vma) -> bool {
 
 /// Adds up the huge bytes of each file's text VMAs; the file with the most text comes first.
 ///
-/// A span of ours lies where a file's text was, and counts for the file whose VMA it touches. `originals` may say, in
-/// address order, which text was there. Then only that counts as text, and other executable bytes there count apart.
+/// TiExec's spans lie where a file's text was. Each span counts for the file whose VMA it touches. `originals` may say,
+/// in address order, which text was there. Then only that text counts as text, and the other executable bytes of the
+/// span count apart.
 pub fn coverage(
     entries: &[Area],
     pages: Pages,
@@ -275,8 +276,8 @@ pub fn coverage(
     files
 }
 
-/// Finds the file whose text the text of ours at `index` replaces. It is the nearest VMA of a file that adjoins without
-/// a gap; VMAs below come first. A file that the image's name fits comes before any other (libraries lie side by side).
+/// Finds the file whose text TiExec's text at `index` replaces. This file has the nearest VMA that adjoins without a
+/// gap; VMAs below come first. Libraries lie side by side, so a file that the image's name fits comes before any other.
 fn owner(entries: &[Area], index: usize) -> &Vma {
     let ours = &entries[index].vma;
     let back = entries[..=index].windows(2).rev().map(|pair| (&pair[0], &pair[1], &pair[0]));

@@ -257,8 +257,8 @@ impl ElfFacts {
     }
 }
 
-/// Returns the place in the file of the path of its interpreter (`ld.so`), with the closing zero byte; `None` if there
-/// is no such path, or its place is invalid.
+/// Returns where the file holds the path of its interpreter (`ld.so`), with the closing zero byte. Returns `None` if
+/// the file names no interpreter, or if that place is invalid.
 pub fn interpreter_part(header: &ElfHeader, table: &[u8]) -> Option<Range<u64>> {
     part_of_type(header, table, elf::PT_INTERP)
 }

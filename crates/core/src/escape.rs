@@ -98,7 +98,7 @@ pub fn lines(text: &str) -> Cow<'_, str> {
 /// Returns a value as JSON on one line, in which every such character is escaped in the way of JSON.
 ///
 /// # Panics
-/// If the value has keys that are no strings, or a number that JSON does not have.
+/// If the value has keys that are not strings, or a number that JSON does not have.
 pub fn json(value: &impl Serialize) -> String {
     let text = serde_json::to_string(value).expect("strings, numbers, lists and maps of names");
     // JSON has such characters in strings only, and serde_json escapes those of ASCII except DEL there.
@@ -124,7 +124,7 @@ fn does_something(letter: char) -> bool {
             '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Returns whether a character is the layout of a text of ours.
+/// Returns whether a character is part of the layout of TiExec's own texts.
 fn is_layout(letter: char) -> bool {
     matches!(letter, '\n' | '\t')
 }

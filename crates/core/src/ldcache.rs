@@ -10,8 +10,8 @@ const ENTRY_LEN: usize = 24;
 /// `FLAG_ELF_LIBC6` and the machine's 64-bit ABI.
 const FLAGS: u32 = if cfg!(target_arch = "aarch64") { 0x0a03 } else { 0x0303 };
 
-/// Returns the path of the library `name` for a processor without special features; `None` if it is
-/// not in the cache, or this is no cache.
+/// Returns the path of the library `name` for a processor without special features. Returns `None` if
+/// the library is not in the cache, or if `cache` is not an `ld.so.cache`.
 pub fn find<'a>(cache: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     let start = cache.windows(MAGIC.len()).position(|window| window == MAGIC)?;
     let table = &cache[start..];

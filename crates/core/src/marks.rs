@@ -80,8 +80,8 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Returns the marks of the address space whose auxiliary vector has this `AT_RANDOM`; `None` if this is no address
-    /// on a stack at the top of an address space.
+    /// Returns the marks of the address space whose auxiliary vector has this `AT_RANDOM`. Returns `None` if
+    /// `at_random` is not an address on a stack at the top of an address space.
     pub fn of(at_random: u64, pages: Pages) -> Option<Self> {
         let marks = Self { at_random: RemoteAddr::new(at_random), pages };
         BITS.contains(&marks.bits()).then_some(marks)
@@ -109,7 +109,7 @@ impl Marks {
 
     fn near_place(&self, mapped: &[AddrRange], mapping: Mapping) -> Option<AddrRange> {
         let gaps = mapped.windows(2).filter_map(|pair| {
-            // The kernel's own area at the top of the address space is no neighbour.
+            // Skip the gap below the kernel's own area, which is at the top of the address space.
             let above = pair[1].start();
             (above.get() < 1 << 63).then(|| AddrRange::new(pair[0].end(), above)).flatten()
         });
@@ -211,7 +211,7 @@ impl Marks {
 fn is_alone(mapped: &[AddrRange], range: AddrRange, margin: u64) -> bool {
     let Some(around) = widened(range, margin) else { return false };
     let next = mapped.partition_point(|mapped| mapped.end() <= around.start());
-    // The kernel's own area is no neighbour.
+    // Ignore the kernel's own area.
     let users = around.end()..RemoteAddr::new(1 << 63);
     mapped.get(next).is_some_and(|next| users.contains(&next.start()))
 }
@@ -302,7 +302,7 @@ mod tests {
         // With another mapping beside it, it may be the program's own.
         let beside = line(moved(1 << 30).unwrap(), "rw-p", 0, FileId::default());
         assert_eq!(marks().left(&[staged.clone(), beside]), Vec::<&Vma>::new());
-        // Two of ours may lie side by side.
+        // Two mappings that TiExec staged may lie side by side.
         let mut vmas = maps::parse(PIE.as_bytes()).unwrap();
         vmas.insert(2, staged);
         vmas.sort_by_key(|vma| vma.range.start());

@@ -161,7 +161,7 @@ pub struct Report {
     pub text_bytes: u64,
     /// Bytes of it that are PMD-mapped or in hugetlb pages.
     pub huge_bytes: u64,
-    /// Bytes that are no text and became executable, because they share a huge page with text.
+    /// Bytes that are not text, but became executable because they share a huge page with text.
     pub widened_bytes: u64,
     /// Each file.
     pub files: Vec<FileCoverage>,

@@ -6,8 +6,8 @@ pub const PREFIX: usize = 256;
 /// How many interpreters may follow each other before exec fails with ELOOP.
 pub const MAX_DEPTH: usize = 5;
 
-/// Returns the interpreter that a file with this beginning names, or `None` if it is no script,
-/// or one that the kernel would refuse (no name, or a name cut off by the prefix).
+/// Returns the interpreter that a file with this beginning names. Returns `None` if the file is not a
+/// script, or if the kernel would refuse the script (no name, or a name cut off by the prefix).
 pub fn interpreter(prefix: &[u8]) -> Option<&[u8]> {
     let prefix = &prefix[..prefix.len().min(PREFIX)];
     let line = prefix.strip_prefix(b"#!")?;

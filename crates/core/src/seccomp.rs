@@ -35,7 +35,7 @@ pub struct Instruction {
     pub constant: u32,
 }
 
-/// Why a list of instructions is no filter. The kernel would not have installed it either.
+/// Why a list of instructions is not a valid filter. The kernel would refuse to install such a list, too.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum BadFilter {
     /// No instruction, or too many.

@@ -33,7 +33,7 @@ impl Snapshot {
     /// `None` if no gap is wide enough. `len` must not be 0.
     pub fn free_area(&self, len: u64) -> Option<AddrRange> {
         let gaps = self.vmas.windows(2).filter_map(|pair| {
-            // The kernel's own area at the top of the address space is no neighbour.
+            // Skip the gap below the kernel's own area, which is at the top of the address space.
             let above = pair[1].range.start();
             (above.get() < 1 << 63).then(|| AddrRange::new(pair[0].range.end(), above)).flatten()
         });

@@ -57,7 +57,7 @@ pub fn parse_bytes(text: &str) -> Result<u64, ValueError> {
 /// Parses the size of a page, as [`parse_bytes`].
 ///
 /// # Errors
-/// As [`parse_bytes`]; also a size that is no power of two.
+/// As [`parse_bytes`]; also a size that is not a power of two.
 pub fn parse_page_size(text: &str) -> Result<PageSize, ValueError> {
     let size = PageSize::new(parse_bytes(text)?);
     size.ok_or_else(|| ValueError::new("the size of a page such as 64K, 2M or 1G", text))

@@ -13,7 +13,7 @@ const SAMPLE: u32 = 9;
 const MMAP2: u32 = 10;
 const LOST_SAMPLES: u32 = 13;
 const COMM_EXEC: u16 = 1 << 13;
-/// Bytes of ids and time at the end of each record that is no sample.
+/// Bytes of ids and time at the end of each record that is not a sample.
 const TRAILER: usize = 16;
 
 /// An event, and its time.

@@ -37,7 +37,7 @@ impl Reserved {
             return Self::everything();
         };
         let start_brk = RemoteAddr::new(start_brk);
-        // The kernel's own area at the top of the address space is no neighbour.
+        // Ignore the kernel's own area at the top of the address space.
         let below_top = |vma: &&Vma| vma.range.start().get() < 1 << 63;
         let user: Vec<AddrRange> = vmas.iter().filter(below_top).map(|vma| vma.range).collect();
         let Some(last) = user.last() else { return Self::everything() };

@@ -79,7 +79,7 @@ pub struct Span {
     pub file_offset: u64,
     /// The backing.
     pub backing: Backing,
-    /// Bytes of it that are no text, and become executable.
+    /// Bytes of it that are not text, but become executable.
     pub widened_bytes: u64,
     /// True if the span is a huge page at the edge of a text. [`Parts`] says what lies where in it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -164,7 +164,7 @@ impl Plan {
         self.spans().map(Span::text_bytes).sum()
     }
 
-    /// Returns the bytes that are no text and become executable.
+    /// Returns the bytes that are not text, but become executable.
     pub fn widened_bytes(&self) -> u64 {
         self.spans().map(|span| span.widened_bytes).sum()
     }

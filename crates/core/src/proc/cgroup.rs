@@ -79,7 +79,7 @@ fn cgroup_with(controller: &[u8], cgroup: &[u8], mountinfo: &[u8]) -> Option<Cgr
 fn below(path: &[u8], root: &[u8]) -> Option<Vec<u8>> {
     let root = unescape(root);
     let root = root.strip_suffix(b"/").unwrap_or(&root);
-    // "/docker/x" is no parent of "/docker/xy".
+    // "/docker/x" is not a parent of "/docker/xy".
     let below = path.strip_prefix(root).filter(|rest| rest.is_empty() || rest[0] == b'/')?;
     let below = below.strip_prefix(b"/").unwrap_or(below);
     let is_above = below.split(|&byte| byte == b'/').any(|part| part == b"..");

@@ -29,7 +29,8 @@ pub const fn is_modified(word: u64) -> bool {
 }
 
 /// Returns the pages of size `page` of `range` (which begins and ends on one) in which a base page was
-/// written to; `words` are the range's, in order. A page without a word counts as not written to.
+/// written to. `words` are the pagemap's entries of the range, in order. If `words` is too short, the
+/// base pages that have no entry count as not written to.
 pub fn modified_pages(
     range: AddrRange,
     words: &[u64],

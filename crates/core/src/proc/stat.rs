@@ -49,7 +49,7 @@ pub fn state(text: &[u8]) -> Result<u8, ParseError> {
 /// Returns whether the process is a thread of the kernel (`flags`, bit `PF_KTHREAD` of `include/linux/sched.h`).
 ///
 /// # Errors
-/// The field is missing or is no number.
+/// The field is missing or is not a number.
 pub fn is_kernel_thread(text: &[u8]) -> Result<bool, ParseError> {
     const PF_KTHREAD: u64 = 0x0020_0000;
     let field = fields(text)?.get(9 - 3).and_then(|digits| number(digits, 10));
@@ -61,7 +61,7 @@ pub fn is_kernel_thread(text: &[u8]) -> Result<bool, ParseError> {
 /// process for ever.
 ///
 /// # Errors
-/// The field is missing or is no number.
+/// The field is missing or is not a number.
 pub fn start_time(text: &[u8]) -> Result<u64, ParseError> {
     let field = fields(text)?.get(22 - 3).and_then(|digits| number(digits, 10));
     field.ok_or_else(|| ParseError::new("stat", 1, "starttime", text))
@@ -70,7 +70,7 @@ pub fn start_time(text: &[u8]) -> Result<u64, ParseError> {
 /// Returns the time for which all of the process's threads ran (`utime` and `stime`), in clock ticks.
 ///
 /// # Errors
-/// A field is missing or is no number.
+/// A field is missing or is not a number.
 pub fn run_time(text: &[u8]) -> Result<u64, ParseError> {
     let fields = fields(text)?;
     let field = |index: usize| fields.get(index - 3).and_then(|digits| number(digits, 10));
@@ -82,7 +82,7 @@ pub fn run_time(text: &[u8]) -> Result<u64, ParseError> {
 /// down.
 ///
 /// # Errors
-/// A field is missing or is no number.
+/// A field is missing or is not a number.
 pub fn run_time_with_children(text: &[u8]) -> Result<u64, ParseError> {
     let own = run_time(text)?;
     let fields = fields(text)?;
@@ -95,7 +95,7 @@ pub fn run_time_with_children(text: &[u8]) -> Result<u64, ParseError> {
 /// Returns the process's parent (`ppid`); 0 if it has none, or if this PID namespace does not show the parent.
 ///
 /// # Errors
-/// The field is missing or is no number.
+/// The field is missing or is not a number.
 pub fn parent(text: &[u8]) -> Result<u64, ParseError> {
     let field = fields(text)?.get(4 - 3).and_then(|digits| number(digits, 10));
     field.ok_or_else(|| ParseError::new("stat", 1, "ppid", text))
@@ -105,7 +105,7 @@ pub fn parent(text: &[u8]) -> Result<u64, ParseError> {
 /// (`pgrp`, `tty_nr`, `tpgid`).
 ///
 /// # Errors
-/// A field is missing or is no number.
+/// A field is missing or is not a number.
 pub fn in_foreground(text: &[u8], device: u64) -> Result<bool, ParseError> {
     let fields = fields(text)?;
     let field = |index: usize| fields.get(index - 3).and_then(|digits| number(digits, 10));
@@ -118,7 +118,7 @@ pub fn in_foreground(text: &[u8], device: u64) -> Result<bool, ParseError> {
 /// Returns the processor on which the thread runs, or last ran (`processor`).
 ///
 /// # Errors
-/// The field is missing or is no number.
+/// The field is missing or is not a number.
 pub fn processor(text: &[u8]) -> Result<u64, ParseError> {
     let field = fields(text)?.get(39 - 3).and_then(|digits| number(digits, 10));
     field.ok_or_else(|| ParseError::new("stat", 1, "processor", text))
@@ -143,7 +143,7 @@ pub struct Summary<'a> {
 /// Parses the fields of a list of processes.
 ///
 /// # Errors
-/// A field is missing or is no number.
+/// A field is missing or is not a number.
 pub fn summary(text: &[u8]) -> Result<Summary<'_>, ParseError> {
     let odd = || ParseError::new("stat", 1, "the fields 1 to 28", text);
     let open = text.iter().position(|&byte| byte == b'(').ok_or_else(odd)?;
@@ -165,7 +165,7 @@ pub fn summary(text: &[u8]) -> Result<Summary<'_>, ParseError> {
 /// Parses the addresses of the program's parts.
 ///
 /// # Errors
-/// A field is missing or is no number.
+/// A field is missing or is not a number.
 pub fn layout(text: &[u8]) -> Result<Layout, ParseError> {
     let fields = fields(text)?;
     let field = |index: usize, what| {

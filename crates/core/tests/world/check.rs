@@ -431,7 +431,7 @@ impl World<'_> {
         }
     }
 
-    /// Checks the parts that a revert would put into a place of ours.
+    /// Checks the parts that a revert would map in the place of TiExec's text.
     fn check_parts(&self, parts: &Parts, range: AddrRange) {
         let within: u64 =
             parts.within(range).map(|part| part.range.len()).fold(0, u64::saturating_add);
