@@ -75,7 +75,8 @@ impl Lock {
                 Ok(Self(Held::File { directory, name, file, taken_by }))
             }
             Ok(None) => Err(busy()),
-            // There is no room, or no descriptor. That is no reason to leave the process alone.
+            // The file system is full, or no descriptor is free. TiExec still works on the process, with another
+            // lock or with none.
             Err(error) => of_process(thread, error.to_string()),
         }
     }

@@ -24,8 +24,8 @@ use crate::program::loads;
 use crate::target_file::TargetFile;
 use crate::workers::Workers;
 
-/// The most other files that are examined on either side of an area of ours. The VMAs of its own file are the
-/// nearest, except for those that the program has mapped between them.
+/// The most other files that TiExec examines on either side of one of its areas. The VMAs of the area's own file are
+/// the nearest, except for VMAs that the program has mapped between them.
 const FILES_BESIDE: usize = 4;
 /// The most VMAs of other files that are examined on either side. A program may have any number of them.
 const VMAS_BESIDE: usize = 256;
@@ -106,9 +106,9 @@ impl<'a> Layouts<'a> {
         (files, why)
     }
 
-    /// Returns whether the area of ours at `index` lies where nothing belongs. There are two cases: it is filler in
-    /// a huge page at the edge of a text, where the text's file has nothing; or it lies where no file of the
-    /// process could have a part. Returns false in doubt.
+    /// Returns whether TiExec's area at `index` lies where nothing belongs. There are two cases: the area is filler
+    /// in a huge page at the edge of a text, where the text's file has nothing; or the area lies where no file of
+    /// the process could have a part. Returns false in doubt.
     pub(crate) fn belongs_nowhere(&mut self, memory: &Memory, index: usize) -> bool {
         let range = self.vmas[index].range;
         let (files, _) = self.beside(index);
@@ -171,8 +171,8 @@ impl<'a> Layouts<'a> {
         Some((file, parts))
     }
 
-    /// Returns the text that, by the headers of their files, belongs where text of ours is, as VMAs of its own.
-    /// Text whose place is in doubt is left out.
+    /// Returns VMAs for the text that belongs where TiExec's text is. The headers of the files say which text belongs
+    /// there. Text whose place is in doubt is left out.
     fn originals(&mut self, entries: &[Area]) -> Vec<Vma> {
         let mut found: Vec<Vma> = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
@@ -286,8 +286,8 @@ pub(crate) fn is_marked_widened(process: &ProcDir, area: &Area) -> bool {
     same.is_some_and(|same| same.has_flag(ADVISED))
 }
 
-/// Returns the text that, by the headers of their files, belongs where text of ours is, as VMAs of its own. Text
-/// whose place is in doubt is left out.
+/// Returns VMAs for the text that belongs where TiExec's text is. The headers of the files say which text belongs
+/// there. Text whose place is in doubt is left out.
 pub fn originals(process: &ProcDir, workers: &Workers, entries: &[Area], pages: Pages) -> Vec<Vma> {
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     Layouts::new(process, workers, &vmas, pages).originals(entries)
@@ -299,8 +299,8 @@ pub(crate) fn marks(process: &ProcDir, pages: Pages) -> Option<Marks> {
     Marks::of(auxv::get(&auxv, auxv::AT_RANDOM)?, pages)
 }
 
-/// Returns whether a process has text of ours, or mappings that a dead TiExec left; `None` if its maps cannot be
-/// read.
+/// Returns whether a process has TiExec's text, or mappings that a dead TiExec left; `None` if TiExec cannot read
+/// the process's maps.
 pub fn has_text_of_ours(process: &ProcDir, pages: Pages) -> Option<bool> {
     let vmas = match areas::vmas(process) {
         Err(SysError { errno: Errno::SRCH | Errno::NOENT, .. }) => return Some(false),

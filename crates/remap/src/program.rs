@@ -134,8 +134,8 @@ impl Program {
         Some((range, is_libc))
     }
 
-    /// Returns the first page of the program's own data that `ld.so` makes read-only; `None` if that is no whole
-    /// page.
+    /// Returns the first page of the program's own data that `ld.so` makes read-only; `None` if that data ends in the
+    /// page in which it begins.
     pub(crate) fn relro(&self, base: PageSize) -> Option<RemoteAddr> {
         let relro = self.relro.as_ref()?;
         let page =

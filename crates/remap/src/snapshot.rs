@@ -42,7 +42,7 @@ pub(crate) fn look(order: &AttachOrder<'_>) -> Result<Seen, Failure> {
 
 /// Returns whether text may be guarded or tagged. It may be guarded if the processor has guards and a file of the
 /// process requests them. It may be tagged if the processor has memory tags, which a program can give to mappings
-/// of a tmpfs. (Copies of ours are guarded if the text before them was.)
+/// of a tmpfs. (TiExec's copies are guarded if the text before them was.)
 fn may_be_guarded(target: &Target, workers: &Workers, areas: &[Area]) -> bool {
     if !arch::GUARDS_TEXT {
         return false;

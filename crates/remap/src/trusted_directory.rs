@@ -36,7 +36,7 @@ pub struct Rule<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trust {
     /// For what TiExec itself relies on: state, locks, rules, images. Each directory from the root down belongs to
-    /// root (or, in the user's own part, to the user), is writable by nobody else, and is no symbolic link.
+    /// root (or, in the user's own part, to the user), is writable by nobody else, and is not a symbolic link.
     Own {
         /// True if the path may lead through root's sticky directories, such as `/tmp`. Others may create names there,
         /// but cannot replace what belongs to the user.

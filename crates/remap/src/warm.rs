@@ -97,7 +97,7 @@ pub fn warm(
 /// Brings the text of a program's file into huge folios. Returns how many bytes are in such folios then.
 ///
 /// # Errors
-/// As [`warm`]; `foreign_image` if the file is no program; `thp_unsupported`.
+/// As [`warm`]; `foreign_image` if the file is not a program; `thp_unsupported`.
 pub fn warm_program(file: &File) -> Result<u64, Failure> {
     let pages = tiexec_sys::thp::pages().ok_or_else(|| {
         Failure::new(FailureKind::ThpUnsupported, "the kernel has no transparent huge pages")

@@ -46,7 +46,7 @@ impl From<Report> for Outcome {
     fn from(report: Report) -> Self {
         let Report { text_bytes, huge_bytes, .. } = report;
         let copied_bytes = report.files.iter().map(|file| file.copied_bytes).sum();
-        // A property of the text is no failure: the report has it, file by file.
+        // A skip reason is not a failure: it describes the text, and the report has it file by file.
         let failed = report.reason.filter(|reason| matches!(reason, Reason::Failed(_)));
         let why = failed.map(|reason| Self::failed(reason, report.detail.unwrap_or_default()));
         Self { text_bytes, huge_bytes, copied_bytes, ..why.unwrap_or_default() }

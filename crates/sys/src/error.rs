@@ -37,7 +37,7 @@ impl Errno {
     pub const IO: Self = Self(libc::EIO);
     /// Bad address; also a page beyond the end of a file.
     pub const FAULT: Self = Self(libc::EFAULT);
-    /// A number that is no descriptor of this process.
+    /// A number that is not a descriptor of this process.
     pub const BADF: Self = Self(libc::EBADF);
     /// The file, the file system or the kernel has no such operation.
     pub const OPNOTSUPP: Self = Self(libc::EOPNOTSUPP);

@@ -142,8 +142,8 @@ impl FillMapping {
     /// EINVAL if they do not fit.
     pub fn write(&mut self, at: usize, bytes: &[u8]) -> Result<(), SysError> {
         let part = self.part(at, bytes.len())?;
-        // SAFETY: the destination is `bytes.len()` bytes of our own mapping, as `part` checked, and no mapping
-        // of ours overlaps a caller's slice.
+        // SAFETY: the destination is `bytes.len()` bytes of this mapping, as `part` checked. This mapping does
+        // not overlap the caller's slice.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), part.as_ptr(), bytes.len()) };
         Ok(())
     }

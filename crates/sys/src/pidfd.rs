@@ -1,4 +1,4 @@
-//! How processes that are no children of this one ended, by a pidfd, since Linux 6.15.
+//! How processes that are not children of this one ended, by a pidfd, since Linux 6.15.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 

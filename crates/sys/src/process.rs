@@ -212,8 +212,8 @@ pub fn wait_attentively(pid: Pid, longest: Option<Duration>) -> Result<Option<Wa
 /// # Errors
 /// ECHILD if `pid` is neither child nor tracee, or no longer.
 pub fn wait_for(pid: Pid, patience: Duration) -> Result<Option<Wait>, SysError> {
-    // An ignored SIGCHLD would not come at all.
-    // SAFETY: the default action runs no code of ours.
+    // The kernel does not send SIGCHLD to a process that ignores it.
+    // SAFETY: the default action runs no code of this process.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
     let child = signal_set(&[libc::SIGCHLD]);
     let patience = libc::timespec {
@@ -356,8 +356,8 @@ pub enum Direction {
     Send,
 }
 
-/// Returns whether `fd` is a socket on which calls in this direction give up after a time (`SO_RCVTIMEO`, `SO_SNDTIMEO`);
-/// true if that is not known, false if `fd` is no socket.
+/// Returns whether `fd` is a socket on which calls in this direction time out (`SO_RCVTIMEO`, `SO_SNDTIMEO`). Returns
+/// true if that is not known, and false if `fd` is not a socket.
 pub fn socket_has_timeout(fd: BorrowedFd<'_>, direction: Direction) -> bool {
     use rustix::net::sockopt::{Timeout, socket_timeout};
     let which = match direction {

@@ -4,7 +4,7 @@
 //! tracer's death resumes its tracees. The effect on each kind of stop was read in `kernel/signal.c`
 //! (`ptrace_stop`) and `kernel/ptrace.c` (`__ptrace_unlink`):
 //!
-//! - syscall-stop: no effect, if `PTRACE_O_TRACESYSGOOD` is set. Its signal number, SIGTRAP|0x80, is no
+//! - syscall-stop: no effect, if `PTRACE_O_TRACESYSGOOD` is set. Its signal number, SIGTRAP|0x80, is not a
 //!   valid signal, so the kernel's attempt to deliver it fails. Without the option the tracee would die of
 //!   SIGTRAP.
 //! - `PTRACE_EVENT_*` stops: no effect; their code is not a signal.

@@ -77,7 +77,7 @@ impl Reservation {
     /// `mincore` — returns, for each page of `len` bytes from byte `at`, whether it is in memory.
     ///
     /// # Errors
-    /// EAGAIN if the kernel is out of memory; EINVAL if the bytes are no part of the reservation.
+    /// EAGAIN if the kernel is out of memory; EINVAL if the bytes are not part of the reservation.
     pub(crate) fn resident(
         &self,
         at: usize,
@@ -87,8 +87,8 @@ impl Reservation {
         const CALL: &str = "mincore";
         let start = self.part(CALL, at, len)?;
         let mut states = vec![0_u8; len.div_ceil(page)];
-        // SAFETY: the kernel reads no memory of ours, and writes one byte for each page: as many as `states`
-        // has.
+        // SAFETY: the kernel reads no memory of this process. It writes one byte for each page, and `states` has
+        // that many bytes.
         let returned =
             unsafe { libc::mincore(start.as_ptr().cast(), len, states.as_mut_ptr().cast()) };
         check(CALL, returned.into())?;

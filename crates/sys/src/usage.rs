@@ -25,7 +25,7 @@ pub struct Usage {
 /// interruptions.
 ///
 /// # Errors
-/// ECHILD if `pid` is no child.
+/// ECHILD if `pid` is not a child of this process.
 pub fn wait(pid: Pid) -> Result<(ExitStatus, Usage), SysError> {
     let mut status = 0;
     // SAFETY: an all-zero rusage is a valid object for wait4 to overwrite.

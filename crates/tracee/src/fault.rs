@@ -49,8 +49,8 @@ pub(crate) fn fails_call() -> bool {
 #[cfg(feature = "fault-injection")]
 static FAIL_NEXT: AtomicBool = AtomicBool::new(false);
 
-/// Returns the call to make in a batch instead of `call`. If `call` must fail, that is no call at all. It is later
-/// made by itself to learn the reason, and must fail again then.
+/// Returns the call to make in a batch instead of `call`. If `call` must fail, the returned call has a number that does
+/// not exist. TiExec later makes `call` by itself to learn the reason. Then `call` must fail again.
 #[cfg(feature = "fault-injection")]
 pub(crate) fn in_batch(call: Call) -> Call {
     const NONE: i64 = -1;

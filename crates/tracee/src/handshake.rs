@@ -124,7 +124,8 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
 /// and `read`.
 ///
 /// # Errors
-/// A filter kills on one of the calls, or refuses it; there is no child. This process is as it was.
+/// A seccomp filter kills the scout for one of the calls, or refuses the call; or this process cannot make the scout.
+/// This process is unchanged.
 pub fn rehearse(calls: impl FnOnce() -> std::io::Result<()>) -> Result<(), Failure> {
     let refused = |what: &str| Err(Failure::new(FailureKind::Seccomp, what));
     let (mut from_child, mut to_caller) =

@@ -62,8 +62,8 @@ impl ManifestEntry {
         Self::needed(name, call.number, call.args.map(Value::Is))
     }
 
-    /// Returns arguments with which the call does nothing. Arguments that are not fixed are no valid address,
-    /// length or descriptor.
+    /// Returns arguments with which the call does nothing. An argument that is not fixed is not a valid
+    /// address, length or descriptor.
     fn harmless(&self) -> [u64; 6] {
         const NO_DESCRIPTOR: u64 = 0x7fff_ffff;
         self.args.map(|arg| match arg {

@@ -67,7 +67,7 @@ impl Exchange {
     /// what lies there.
     ///
     /// # Errors
-    /// There is no memory, or no descriptor.
+    /// The memory does not suffice, no descriptor is free, or TiExec cannot read the pages.
     pub(super) fn prepare(
         order: &AttachOrder<'_>,
         name: &[u8],

@@ -59,7 +59,7 @@ pub struct Reverted {
     pub stop: Option<StopCost>,
 }
 
-/// A range of ours, and the part of the file that belongs there.
+/// A range of TiExec's text, and the part of the file that belongs there.
 struct Piece {
     part: Part,
     protection: i32,
@@ -72,7 +72,7 @@ struct Original {
     pieces: Vec<Piece>,
 }
 
-/// The mappings that belong in the place of ours.
+/// The mappings that belong in the place of TiExec's text.
 #[derive(Default)]
 struct Originals {
     files: Vec<Original>,
@@ -88,7 +88,7 @@ struct Originals {
     of_pool_name: Vec<u8>,
 }
 
-/// Puts the file's own text back in the place of ours.
+/// Puts the file's own text back in the place of TiExec's text.
 ///
 /// # Errors
 /// TiExec could not begin, and the process is unchanged. [`Reverted`] reports later failures.

@@ -109,8 +109,8 @@ impl Switching<'_> {
         first
     }
 
-    /// Notes text that the kernel or a key has shown must be left alone. This is no failure, as if the plan had
-    /// known.
+    /// Notes text that TiExec must leave alone, because it is sealed or has a protection key. Returns no failure for
+    /// such text, as if the plan had left it out.
     fn left_alone(&self, to: AddrRange, done: Result<(), Failure>) -> Result<(), Failure> {
         match done {
             Err(Failure {
@@ -211,8 +211,8 @@ impl Switching<'_> {
     }
 }
 
-/// Returns the identity by which maps shows a file of ours: a file in memory, whose device is the same in stat(2)
-/// and maps.
+/// Returns the identity by which maps shows a file that TiExec made. Such a file is in memory, so stat(2) and maps
+/// show the same device.
 pub(super) fn id_of(file: &File) -> FileId {
     let Ok(meta) = file.metadata() else { return FileId::default() };
     let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));

@@ -250,8 +250,8 @@ impl Texts {
     }
 }
 
-/// Returns the main executable's file: the file that maps the program headers. (The entry point may lie in an image
-/// of ours.)
+/// Returns the main executable's file: the file that maps the program headers. (The entry point may lie in
+/// TiExec's image.)
 fn main_file(space: &AddressSpace, entries: &[Area]) -> Option<FileId> {
     let auxv = space.auxv().ok()?;
     let headers = RemoteAddr::new(auxv::get(&auxv, auxv::AT_PHDR)?);

@@ -41,7 +41,8 @@ impl Fetcher {
     /// Returns a copy of the target's descriptor `number`, which must be a socket of unix(7).
     ///
     /// # Errors
-    /// `switch_failed`: it is no such socket, or the process did not make it. `helper_died`: there was no answer.
+    /// `switch_failed`: the descriptor is not such a socket, or the process did not make the socket. `helper_died`: the
+    /// worker did not answer.
     pub(crate) fn socket_of(&self, target: &Target, number: i32) -> Result<OwnedFd, Failure> {
         match self.ask(Wanted::Copy, target, number)? {
             (_, Some(socket)) => Ok(socket),
