@@ -38,7 +38,7 @@ const MOST: usize = 64;
 /// An answer: its content type, and the content.
 pub(crate) type Answer = (&'static str, String);
 
-/// The reason why there is no socket.
+/// The reason why the agent has no socket.
 #[derive(Debug)]
 pub(crate) enum NoSocket {
     /// Another agent listens there.

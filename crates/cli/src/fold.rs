@@ -8,7 +8,7 @@ const INDENT: &str = "    ";
 /// On a narrower terminal nothing is folded.
 const NARROWEST: usize = 40;
 
-/// Returns how many columns the terminal has; `None` if the stream is no terminal.
+/// Returns how many columns the terminal has; `None` if the stream is not a terminal, or if the terminal is too narrow.
 pub(crate) fn width(stream: impl AsFd) -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(stream).ok()?;
     Some(usize::from(size.ws_col)).filter(|&width| width >= NARROWEST)

@@ -325,12 +325,12 @@ fn treated(
     Ok(Treated { attached, report })
 }
 
-/// Returns whether the process has text of ours; false if the process cannot be read.
+/// Returns whether the process has TiExec's text; false if TiExec cannot read the process.
 pub fn has_text_of_ours(process: &ProcDir) -> bool {
     look_for_text_of_ours(process) == Some(true)
 }
 
-/// Returns whether the process has text of ours; `None` if the process cannot be read.
+/// Returns whether the process has TiExec's text; `None` if TiExec cannot read the process.
 pub fn look_for_text_of_ours(process: &ProcDir) -> Option<bool> {
     let Some(pages) = thp::pages() else { return Some(false) };
     let has = || mapped::has_text_of_ours(process, pages);

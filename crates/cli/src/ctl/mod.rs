@@ -111,8 +111,8 @@ fn limit(errno: Errno) -> Option<&'static str> {
     Reason::from(kind).fix()
 }
 
-/// Checks that a process has text: it has not ended, and is no kernel thread. Also checks that `/proc` belongs to this
-/// PID namespace.
+/// Checks that a process has text: the process has not ended and is not a kernel thread. Also checks that `/proc`
+/// belongs to this PID namespace.
 ///
 /// # Errors
 /// The exit status. The message is on stderr already.

@@ -33,7 +33,7 @@ impl Progress {
         self.write(&line());
     }
 
-    /// Prints an important line if there is no terminal.
+    /// Prints an important line if standard error is not a terminal.
     pub(super) fn unless_shown(&self, line: &str) {
         if self.next.is_none() {
             crate::stdio::warn(line);

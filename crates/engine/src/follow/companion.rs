@@ -2,7 +2,7 @@
 //!
 //! The companion is an orphan, in a session of its own: no `wait` of the program sees it, and the kernel does not
 //! report its end to the program. (The helper of the start is a child, which the program reaps on its way home. After
-//! the start there is no way home any more that the program would not notice.) If the kernel would reparent orphans to
+//! the start, the program would notice every way home.) If the kernel would reparent orphans to
 //! the program, because the program is PID 1 or a subreaper, then the companion is a child of the program with exit
 //! signal 0, and ends after the program.
 //!
@@ -105,7 +105,7 @@ pub struct Begun {
 /// reported that it survived, this process makes only calls that a scout of the launch makes too.
 ///
 /// # Errors
-/// Why there is no companion; this process is as it was.
+/// Why the program has no companion; this process is unchanged.
 pub fn begin(
     heirs: Option<Heirs>,
     under_subreaper: UnderSubreaper,
@@ -187,7 +187,7 @@ impl Begun {
     /// Waits until the companion has its watch; without a watch, only until the companion is an orphan.
     ///
     /// # Errors
-    /// Why there is no companion; this process is as it was.
+    /// Why the program has no companion; this process is unchanged.
     pub fn finish(mut self) -> Result<Companion, String> {
         let mut first = [0];
         if self.channel.read_exact(&mut first).is_err() && ProcDir::this_has_filters() {

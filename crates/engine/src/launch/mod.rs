@@ -251,8 +251,8 @@ impl Launch<'_> {
         let stop = match wait_for_exec(target, longest, may_trace, is_the_one) {
             Ok(stop) => stop,
             Err(end) => {
-                // The caller itself reports an exec that failed. The end of a program is no news, unless the launch
-                // waited for a program that never came.
+                // The caller itself reports an exec that failed. The helper reports the end of a program only
+                // if the launch waited for a program that never came.
                 if let Some(name) = wanted {
                     tell(Told::NotReached(name, end));
                 }

@@ -2,8 +2,8 @@
 
 use tiexec_core::skip::{FailureKind, Reason};
 
-/// Returns whether the obstacle may be gone a moment later, and a retry costs little. A shortage of huge pages is no
-/// such obstacle: each attempt makes the kernel search for huge pages.
+/// Returns whether the obstacle may be gone a moment later, and a retry costs little. Returns false for a shortage of
+/// huge pages, because each attempt makes the kernel search for them.
 pub const fn may_pass(reason: Reason) -> bool {
     matches!(
         reason,

@@ -56,12 +56,13 @@ pub const KEEP: Duration = Duration::from_secs(600);
 
 /// The age at which a program is first looked at: most programs end earlier, and a stop would only delay them.
 pub const AGE: Duration = Duration::from_millis(100);
-/// How long a program must have run by then; otherwise it is looked at once it is as old as [`BEGINNING`]. On a busy machine
-/// age alone says little.
+/// The processor time that a program must have used by then. TiExec first looks at a program that has used less
+/// when that program is as old as [`BEGINNING`]: on a busy machine, age alone says little.
 pub const WORK: Duration = Duration::from_millis(50);
-/// The age at which a program's `ld.so` counts as done in any case, and during which a follower looks at its mappings.
+/// The age at which TiExec assumes that a program's `ld.so` has finished. `--follow` watches a program's mappings at
+/// least until this age.
 pub const BEGINNING: Duration = Duration::from_secs(1);
-/// For how long a program must sleep before its `ld.so` counts as done: `ld.so` works without a pause.
+/// How long a program must sleep before TiExec assumes that its `ld.so` has finished: `ld.so` works without a pause.
 pub const ASLEEP: Duration = Duration::from_millis(100);
 /// For how long a program must have mapped nothing: a dynamic linker maps in a burst.
 pub const QUIET: Duration = Duration::from_millis(10);

@@ -13,7 +13,7 @@ use tiexec_sys::reopen::{self, Holding, Identity, PathFile};
 /// Splits a list of process IDs at commas and blanks, as `pidof` and `pgrep -d,` print it.
 ///
 /// # Errors
-/// The first word that is no process id.
+/// The first word that is not a process ID.
 pub(crate) fn parse(words: &[String]) -> Result<Vec<Pid>, String> {
     let mut pids: Vec<Pid> = Vec::new();
     let all = words.iter().flat_map(|word| word.split([',', ' ', '\t', '\n']));

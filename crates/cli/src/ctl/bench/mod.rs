@@ -110,7 +110,7 @@ impl Rounds {
             for (done, arm) in Arm::order(round).into_iter().enumerate() {
                 progress.at(|| line(2 * round as usize + done, 2 * all as usize, begun));
                 let measured = subject.measure(arm, warmup);
-                // Ctrl-C also ends the running command. This is no failure.
+                // Ctrl-C also ends the running command. The command has not failed, so the benchmark reports no error.
                 if subject.is_over() {
                     return Ok(rounds);
                 }

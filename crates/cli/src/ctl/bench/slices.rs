@@ -172,7 +172,7 @@ impl Slices<'_> {
         let mut command = programs::of_user("sh");
         command.args(["-c", self.metric]).stdin(Stdio::null());
         let refuse = |why: &dyn std::fmt::Display| {
-            // An interrupt also ends the command, which is no failure.
+            // An interrupt also ends the command. The command has not failed, so this prints no warning.
             if !interrupt::asked() {
                 let (pid, metric) = (self.pid.as_raw_nonzero(), self.metric.shown());
                 warn(format_args!(

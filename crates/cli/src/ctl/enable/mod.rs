@@ -433,7 +433,7 @@ fn disable_one(
         let is_wants =
             path.parent().is_some_and(|parent| parent.extension() == Some("wants".as_ref()));
         let state = match is_wants {
-            // The name of a link is TiExec's, and systemd ignores what is no link.
+            // Only TiExec makes a link of this name, and systemd ignores a file that is not a link.
             true if is_link(&path) => Ok(State::Ours(String::new())),
             true => Ok(State::Edited),
             false => own_file::read(&path),

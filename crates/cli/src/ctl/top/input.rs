@@ -24,7 +24,7 @@ pub(super) enum Key {
 }
 
 const ESC: u8 = 0x1b;
-/// Most bytes of a key. A longer sequence is no key.
+/// The most bytes that one key sends. [`Input::keys`] discards a longer sequence.
 const LONGEST: usize = 32;
 
 /// The bytes of an incomplete key.
@@ -84,8 +84,8 @@ fn first(bytes: &[u8]) -> Option<(usize, Option<Key>)> {
         [ESC, b'O', last, ..] => Some((3, of_sequence(b"", last))),
         [ESC, b'O'] | [ESC] => None,
         [ESC, ESC, ..] => Some((1, Some(Key::Escape))),
-        // The bytes may be Alt with a key, or Esc and a key that arrived together. The input is ambiguous, so it is no
-        // key.
+        // The bytes may be Alt with a key, or Esc and a key that arrived together. The input is ambiguous, so it
+        // gives no key.
         [ESC, ref rest @ ..] => first(rest).map(|(length, _)| (1 + length, None)),
         [b'\r' | b'\n', ..] => Some((1, Some(Key::Enter))),
         [0x7f | 0x08, ..] => Some((1, Some(Key::Backspace))),
@@ -144,7 +144,7 @@ mod tests {
             Key::Char('ö'),
         ];
         assert_eq!(input.keys(false), all);
-        // A sequence without a meaning is no key, but the byte after it is a key.
+        // A sequence without a meaning gives no key, but the byte after it gives one.
         let mut input = Input(b"\x1b[200~\x1bq\xff\x1b\x1b[B\0x".into());
         assert_eq!(input.keys(false), [Key::Escape, Key::Down, Key::Char('x')]);
     }

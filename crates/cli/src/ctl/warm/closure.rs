@@ -36,7 +36,7 @@ const DEFAULTS: &[&str] = if cfg!(target_arch = "aarch64") {
 /// needs nothing.
 ///
 /// # Errors
-/// The interpreter is not trusted, a library was not found, or there is no list. The text says which.
+/// The interpreter is not trusted or printed no list, or a library was not found. The text says which.
 pub(super) fn of(path: &Path, file: &ElfFile) -> Result<Vec<PathBuf>, String> {
     let interpreter = match &file.interpreter {
         Some(interpreter) => interpreter.clone(),
