@@ -2,10 +2,10 @@
 //! others.
 
 use std::path::Path;
-use std::process::Command;
 
 use support::attaching::switched;
 use support::child::eventually;
+use support::programs::{Cgo, build_go};
 use support::{Held, Run, installed, is_root, require};
 
 use crate::{Files, eventually_switched, has_guard, hold, stop};
@@ -199,16 +199,8 @@ fn a_go_program_that_faults_has_crashed() {
     require!(installed("go").is_some(), "no go");
     let files = Files::new();
     let built = files.public.path().join("built");
-    // With C, threads have stacks on which one can be stopped.
-    let go = Command::new(installed("go").expect("just looked"))
-        .args(["build", "-o"])
-        .arg(&built)
-        .arg(".")
-        .current_dir(support::sources().join("go_crash"))
-        .env("GOCACHE", support::files().join("go-cache"))
-        .output()
-        .expect("go");
-    assert!(go.status.success(), "{}", String::from_utf8_lossy(&go.stderr));
+    build_go(&support::sources().join("go_crash"), Cgo::With, &[], &built)
+        .expect("go builds the test program");
     let copies = ["a/crash", "b/never"].map(|to| {
         let dir = files.public.path().join(to).parent().expect("a directory").to_owned();
         std::fs::create_dir_all(&dir).expect("a directory");

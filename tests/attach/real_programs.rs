@@ -6,6 +6,7 @@ use std::time::Instant;
 use support::attaching::{ctl, switched};
 use support::child::eventually;
 use support::databases::Postgres;
+use support::programs::{Cgo, build_go};
 use support::smaps::children;
 use support::{Fresh, Held, Run, busy_java, installed, is_root, require, write_program};
 
@@ -35,18 +36,10 @@ fn script(dir: &Path, name: &str, text: &str) -> String {
 #[test]
 fn go_with_4000_goroutines() {
     require!(installed("go").is_some(), "no go");
-    let source = support::sources().join("go_crowd");
     let dir = tempfile::tempdir().expect("a directory");
     let binary = dir.path().join("crowd");
-    let built = std::process::Command::new(installed("go").expect("just looked"))
-        .args(["build", "-o"])
-        .arg(&binary)
-        .arg(".")
-        .current_dir(source)
-        .env("GOCACHE", support::files().join("go-cache"))
-        .output()
-        .expect("go");
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    build_go(&support::sources().join("go_crowd"), Cgo::With, &[], &binary)
+        .expect("go builds the test program");
     // A linker's large writes leave huge folios in the page cache.
     let copy = Fresh::small(&binary);
     let held = Run::new(copy.path(), [""; 0]).plain().hold();

@@ -8,7 +8,7 @@ use support::child::eventually;
 use support::databases::{Mariadb, Postgres};
 use support::extent::is_whole;
 use support::objects::{Made, WithObject};
-use support::programs::build_go;
+use support::programs::{Cgo, build_go};
 use support::smaps::children;
 use support::{Held, Run, installed, is_root, require, rounds, without_blanks, write_program};
 
@@ -484,7 +484,7 @@ fn go_with_deadlines() {
     require!(installed("go").is_some(), "no go");
     let dir = tempfile::tempdir().expect("a directory");
     let built = dir.path().join("server");
-    build_go(&support::sources().join("go_deadlines"), &[], &built)
+    build_go(&support::sources().join("go_deadlines"), Cgo::Without, &[], &built)
         .expect("go builds the test program");
     serves(Run::new(built, [""; 0]).plain().limit(600));
 }

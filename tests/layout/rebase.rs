@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, assert_pagecache, huge_folios};
-use support::programs::build_go;
+use support::programs::{Cgo, build_go};
 use support::{Done, Fresh, Held, Kind, Report, Run, installed, program, require, write_program};
 
 /// The lines that do not name an address or a process.
@@ -124,7 +124,8 @@ fn go() {
     }
     std::fs::write(dir.path().join("text_amd64.s"), go_text(5)).expect("a source");
     let built = dir.path().join("go_pie");
-    let complaint = build_go(dir.path(), &["-buildmode=pie"], &built).err().unwrap_or_default();
+    let complaint =
+        build_go(dir.path(), Cgo::Without, &["-buildmode=pie"], &built).err().unwrap_or_default();
     require!(complaint.is_empty(), "go build: {complaint}");
 
     let copy = Fresh::copy(&built);

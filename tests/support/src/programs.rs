@@ -268,19 +268,33 @@ fn built(name: &str, kind: Kind, mib: u32, linked: Option<Linked<'_>>) -> PathBu
     built
 }
 
-/// Builds the Go program of a directory, with these options and without cgo.
+/// Whether a Go program has C in it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Cgo {
+    /// Its threads have stacks on which one can be stopped.
+    With,
+    /// It needs no C library.
+    Without,
+}
+
+/// Builds the Go program of a directory with these options, one program of all tests at a time: Go compiles its standard
+/// library into an empty cache first, and two builds at once would both do so.
 ///
 /// # Errors
 /// The complaint of `go build`.
-pub fn build_go(directory: &Path, options: &[&str], to: &Path) -> Result<(), String> {
+pub fn build_go(directory: &Path, cgo: Cgo, options: &[&str], to: &Path) -> Result<(), String> {
+    let cache = files().canonicalize().expect("it is there").join("go-cache");
+    let lock = std::fs::File::create(cache.with_extension("lock")).expect("the lock file");
+    lock.lock().expect("flock");
     let output = Command::new(installed("go").expect("the test has looked for it"))
         .arg("build")
         .args(options)
         .arg("-o")
         .arg(to)
         .current_dir(directory)
-        .env("GOCACHE", files().join("go-cache"))
-        .envs([("CGO_ENABLED", "0"), ("GOFLAGS", "-mod=mod"), ("GOTOOLCHAIN", "local")])
+        .env("GOCACHE", cache)
+        .env("CGO_ENABLED", if cgo == Cgo::With { "1" } else { "0" })
+        .envs([("GOFLAGS", "-mod=mod"), ("GOTOOLCHAIN", "local")])
         .env("HOME", to.parent().expect("a directory"))
         .output()
         .expect("go");
