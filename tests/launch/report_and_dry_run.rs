@@ -3,7 +3,7 @@
 use serde_json::Value;
 use support::child::said;
 use support::smaps::NO_TEXT_FOR_LARGE;
-use support::{Kind, Prep, Run, coverage, pmd_size, program, program_big, require};
+use support::{Fresh, Kind, Prep, Run, coverage, pmd_size, program, program_big, require};
 
 fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("{key} in {value}"))
@@ -266,12 +266,13 @@ fn a_program_that_reports_on_itself_agrees() {
 /// The line says how much was staged. It says that all text stays on base pages only if that is true.
 #[test]
 fn a_deadline_that_cuts_the_copy() {
-    let path = program_big("hold", Kind::DynamicNoPie, 64);
+    // The linker's writes may have left huge folios in the page cache, which count as huge.
+    let file = Fresh::small(&program_big("hold", Kind::DynamicNoPie, 64));
     let mut cut = 0;
     // Without --settle=0 the companion stages the rest.
     for deadline in ["1ms", "2ms", "4ms", "8ms", "16ms", "32ms"] {
         let options = ["--backing=image", "--settle=0", "--deadline", deadline];
-        let held = Run::new(&path, ["7"]).options(options).hold();
+        let held = Run::new(file.path(), ["7"]).options(options).hold();
         let huge = coverage(held.pid()).huge >> 20;
         let done = held.finish();
         done.assert_code(7);
