@@ -3,10 +3,12 @@
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use serde_json::Value;
 use support::attaching::{MARK, companion, switched};
 use support::child::{Held, eventually};
 use support::{Kind, Run, is_root, require};
 
+use crate::told::ask;
 use crate::{Files, has_guard, stop};
 
 const SOCKET: &str = "/run/tiexec/launch.sock";
@@ -38,14 +40,16 @@ fn end(mut held: Held) {
     held.finish().assert_code(7).assert_silent();
 }
 
-fn eventually_huge(held: &Held) {
+/// Waits until the agent tells that it has worked on the process, and the text is huge.
+fn eventually_treated(held: &Held) {
+    eventually("the agent tells of it", || is_told_of(held.pid()));
     eventually("its text is huge", || support::coverage(held.pid()).is_full());
 }
 
-/// Counts the processes of which the agent tells under this rule.
-fn rows(rule: &str) -> usize {
-    let told = support::attaching::ctl(["status", "--json"]);
-    told.out().matches(&format!("\"rule\":\"{rule}\"")).count()
+fn is_told_of(pid: i32) -> bool {
+    let told: Value = serde_json::from_str(&ask("/status").1).expect("JSON");
+    let mut all = told["processes"].as_array().expect("a list").iter();
+    all.any(|one| one["pid"] == pid && one["rule"] == "(launched)" && one["result"] == "ok")
 }
 
 #[test]
@@ -66,12 +70,11 @@ fn the_agent_works_and_no_process_stays() {
     for (way, run) in ways {
         let held = run.hold();
         assert_eq!(companion(way), None, "{way}");
-        eventually_huge(&held);
-        assert!(rows("launched") > 0, "{way}: the agent tells of it");
+        eventually_treated(&held);
         end(held);
     }
     let said = stop(agent);
-    assert_eq!(said.matches("(rule launched): attach done").count(), 3, "{said}");
+    assert_eq!(said.matches("(rule (launched)): attach done").count(), 3, "{said}");
 }
 
 /// A limit on processes does not keep the program on base pages where an agent runs.
@@ -84,7 +87,7 @@ fn where_somebody_counts() {
     let run = launch(&files, &program, "counted").options(["-v"]);
     let mut held = run.prep(support::Prep::Rlimit(libc::RLIMIT_NPROC, 1000)).hold();
     assert_eq!(companion("counted"), None);
-    eventually_huge(&held);
+    eventually_treated(&held);
     let said = held.err_text();
     assert!(!said.contains("no process watches its start"), "{said}");
     held.write(b"\n");
@@ -114,7 +117,6 @@ fn a_companion_stays_where_the_agent_does_not_take_it() {
     let stopped = launch(&files, &program, "stopped").env("TIEXEC_TEST_ANSWER", "1");
     by_companion(stopped, "stopped");
     agent.signal(libc::SIGCONT);
-    assert_eq!(rows("launched"), 0, "who gave up waiting is not taken");
     stop(agent);
     by_companion(launch(&files, &program, "ended"), "ended");
 }
@@ -131,7 +133,7 @@ fn a_rule_that_says_never_holds() {
     let agent = agent(&files);
     let left = launch(&files, &never, "never").hold();
     let taken = launch(&files, &other, "taken").hold();
-    eventually_huge(&taken);
+    eventually_treated(&taken);
     assert_eq!((switched(left.pid()), companion("never")), (0, None));
     [left, taken].into_iter().for_each(end);
     stop(agent);
@@ -143,15 +145,18 @@ fn a_program_that_gains_rights_is_left_alone() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
     let files = Files::new();
     let program = files.program("hold", 6, "a/hold");
-    let privileged = files.public.add(&program, "privileged", 0o4755);
+    let [user, group] =
+        [0o4755, 0o2755].map(|mode| files.public.add(&program, &format!("{mode:o}"), mode));
     let agent = agent(&files);
-    let left = as_user(launch(&files, &privileged, "gains")).hold();
+    let left = [user, group].map(|file| as_user(launch(&files, &file, "gains")).hold());
     let taken = as_user(launch(&files, &program, "taken")).hold();
-    eventually_huge(&taken);
-    assert_eq!(switched(left.pid()), 0);
-    [left, taken].into_iter().for_each(end);
+    eventually_treated(&taken);
+    for held in &left {
+        assert!(switched(held.pid()) == 0 && !is_told_of(held.pid()), "{}", held.command);
+    }
+    left.into_iter().chain([taken]).for_each(end);
     let said = stop(agent);
-    assert_eq!(said.matches("(rule launched)").count(), 1, "{said}");
+    assert_eq!(said.matches("(rule (launched))").count(), 1, "{said}");
 }
 
 /// Somebody keeps more connections open than the agent serves. The launch of another user is still answered.
@@ -165,7 +170,7 @@ fn many_who_connect_and_say_nothing() {
     let crowd: Vec<UnixStream> = (0..200).map(connect).collect();
     let held = as_user(launch(&files, &program, "beside")).hold();
     assert_eq!(companion("beside"), None);
-    eventually_huge(&held);
+    eventually_treated(&held);
     end(held);
     drop(crowd);
     stop(agent);

@@ -18,7 +18,7 @@ use crate::{Files, eventually_switched, has_guard, hold, stop};
 const SOCKET: &str = "/run/tiexec/agent.sock";
 
 /// The answer to a request: its status line, and its content.
-fn ask(path: &str) -> (String, String) {
+pub(crate) fn ask(path: &str) -> (String, String) {
     ask_on(UnixStream::connect(SOCKET).expect("an agent listens"), path)
 }
 

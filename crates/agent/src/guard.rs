@@ -62,11 +62,17 @@ impl Held {
         (same == Some(identity)).then_some(Self { pid, pidfd })
     }
 
-    /// Watches the process from now on.
-    pub(crate) fn watch(self, process: &Process, rule: &str, made: Made) -> Watched {
+    /// Watches the process from now on. A crash counts for `whose` alone, or for the whole machine.
+    pub(crate) fn watch(
+        self,
+        process: &Process,
+        whose: Option<Whose>,
+        rule: &str,
+        made: Made,
+    ) -> Watched {
         Watched {
             held: self,
-            whose: (!process.counts_for_all()).then(|| process.whose()),
+            whose,
             exe: process.shown_exe.shown().to_string(),
             rule: rule.to_owned(),
             build: made.build,

@@ -8,11 +8,15 @@
 //!   gains rights by its exec is left alone, as a companion would have to leave it alone. A program that root starts may
 //!   become another user's.
 //! - Each user has room for [`MOST_OF_A_USER`] processes, each for a minute at most.
-//! - The work on a user's process is beside the work on all others, as under a rule.
+//! - The work on such a process is beside all other work, and takes the user's own share of the agent's time and of
+//!   `max-copies`. A crash counts for the user alone. All this holds for root's launches, too.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
+use rustix::fs::{AtFlags, statat};
+use rustix::io::Errno;
+use rustix::process::test_kill_process;
 use tiexec_core::config::Settings;
 use tiexec_engine::watch::times;
 use tiexec_sys::Pid;
@@ -67,11 +71,18 @@ impl Launches {
         has_room
     }
 
-    /// Forgets processes that have ended.
+    /// Forgets processes of which a thread has ended, unless they live: an exec by another thread ends the first one.
     pub(crate) fn forget<'a>(&mut self, pids: impl IntoIterator<Item = &'a Pid>) {
-        for pid in pids {
-            self.launches.remove(pid);
+        for &pid in pids {
+            if self.launches.contains_key(&pid) && test_kill_process(pid) == Err(Errno::SRCH) {
+                self.launches.remove(&pid);
+            }
         }
+    }
+
+    /// Returns when the agent looks at the process for the last time, shortly before its start is over in any case.
+    pub(crate) fn last_look(&self, pid: Pid) -> Option<Instant> {
+        self.launches.get(&pid)?.until.checked_sub(times::BEGINNING)
     }
 
     /// Forgets processes whose start is over.
@@ -83,8 +94,9 @@ impl Launches {
     pub(crate) fn has(&self, pid: Pid, process: &ProcDir, facts: &Process) -> bool {
         let Some(launch) = self.launches.get(&pid) else { return false };
         let has_only = |user| {
-            // The kernel gives the files in /proc/PID of a process that is not dumpable to root (proc(5)).
-            let owner = rustix::fs::fstat(process).map(|directory| directory.st_uid);
+            // The kernel gives the files in /proc/PID of a process that is not dumpable to root (`task_dump_owner` in
+            // fs/proc/base.c), and not the directory.
+            let owner = statat(process, "status", AtFlags::empty()).map(|file| file.st_uid);
             owner == Ok(user) && facts.uids.iter().all(|&uid| uid == user)
         };
         launch.start_time == facts.identity.start_time && (launch.uid == 0 || has_only(launch.uid))
@@ -96,7 +108,8 @@ mod tests {
     use super::*;
 
     fn pid(raw: usize) -> Pid {
-        i32::try_from(raw).ok().and_then(Pid::from_raw).expect("a number")
+        // No process has such an ID: it is beyond the largest `kernel.pid_max`.
+        i32::try_from(raw + (1 << 23)).ok().and_then(Pid::from_raw).expect("a number")
     }
 
     #[test]

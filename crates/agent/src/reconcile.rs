@@ -38,7 +38,7 @@ use crate::off::{self, Off};
 use crate::pod_watch::{PodWatch, Told};
 use crate::pods::Pods;
 use crate::processes::{Process, Surroundings, every};
-use crate::rules::{Rule, Rules};
+use crate::rules::{LAUNCHED, Rule, Rules};
 use crate::speak::{NoSocket, SOCKET, Server, listen, listen_at, listen_for_launches};
 use crate::state::{State, Store, Whose};
 use crate::treat::{FileState, Made};
@@ -94,6 +94,8 @@ struct Known {
     pauses: Option<Growing>,
     /// The UID of its pod.
     pod_uid: Option<String>,
+    /// The user who has launched it by `tiexec`, if the agent treats it for that.
+    launched_by: Option<Whose>,
     /// The copies that it executes.
     copies: Vec<Copied>,
     /// True if it had copies when the agent last worked on it.
@@ -121,6 +123,7 @@ impl Known {
             begun: None,
             pauses: None,
             pod_uid: None,
+            launched_by: None,
             copies: Vec::new(),
             has_copies: false,
             last: None,
@@ -195,8 +198,8 @@ pub struct Agent<'a> {
     metrics_server: Option<Server<TcpListener>>,
     metrics: Metrics,
     builds: HashMap<FileState, Made>,
-    /// Programs of which a first process has been switched, and when.
-    first: HashMap<Vec<u8>, Instant>,
+    /// Programs of which a first process has been switched, and when: whose, and the path that the process shows.
+    first: HashMap<(Option<Whose>, Vec<u8>), Instant>,
     refused: HashMap<Whose, Instant>,
     /// The time that the work on the processes of each user has taken. It counts half after each scan.
     spent: HashMap<Whose, Duration>,
@@ -707,7 +710,7 @@ impl<'a> Agent<'a> {
             };
             let Some(by) = by else {
                 // The outcome of a rule that is gone is not true any more.
-                known.last = None;
+                known.last.take_if(|last| last.share.rule != LAUNCHED);
                 self.forked.note_look(facts.identity.program(), now);
                 continue;
             };
@@ -721,9 +724,15 @@ impl<'a> Agent<'a> {
                 continue;
             }
             self.forked.note_look(facts.identity.program(), now);
-            if by == (By::Launch { settled: false }) {
-                // Libraries may come until then.
-                known.due = Some(now + times::settled().saturating_sub(age));
+            known.launched_by = None;
+            if let By::Launch { settled } = by {
+                known.launched_by = Some(facts.whose());
+                // Libraries may come until the start is over.
+                known.due = if settled {
+                    self.launches.last_look(pid).filter(|&last| last > now)
+                } else {
+                    Some(now + times::settled().saturating_sub(age))
+                };
             }
             self.wanted.push_back(Wanted { pid, facts, by });
         }

@@ -110,8 +110,8 @@ pub struct Rule {
     pub settings: Settings,
 }
 
-/// The name of the rule by which the agent treats programs that `tiexec` hands over.
-pub const LAUNCHED: &str = "launched";
+/// The name of the rule by which the agent treats programs that `tiexec` hands over. No rule of a file has such a name.
+pub const LAUNCHED: &str = "(launched)";
 
 impl Rule {
     /// Returns the rule for programs that `tiexec` hands over. It is in no file, and [`matches`](Self::matches) is not
@@ -480,9 +480,6 @@ fn rule_of(
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
         return Err("a name is up to 64 of the characters A-Z a-z 0-9 . _ -".to_owned());
-    }
-    if name == LAUNCHED {
-        return Err("the agent itself uses this name, for programs that tiexec starts".to_owned());
     }
     let mut pattern = |key: &str| match text_of(&mut table, key)? {
         None => Ok(None),

@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use tiexec_remap::files;
 use tiexec_remap::trusted_directory::{self, Rule, Trust};
+use tiexec_sys::peer;
 
 /// The directory of the socket, in which only root can create names.
 const DIRECTORY: &str = "/run/tiexec";
@@ -119,7 +120,7 @@ pub(crate) enum Peer {
 impl Listener for UnixListener {
     fn accept_client(&self) -> io::Result<(OwnedFd, Peer)> {
         let (client, _) = self.accept()?;
-        let user = rustix::net::sockopt::socket_peercred(&client).map(|of| of.uid.as_raw());
+        let user = peer::credentials(client.as_fd()).map(|(_, user)| user);
         Ok((client.into(), Peer::User(user.ok())))
     }
 }

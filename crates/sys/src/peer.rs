@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use crate::Pid;
 use crate::error::{SysError, check};
 
 /// `SO_PEERPIDFD` (`include/uapi/asm-generic/socket.h`), the same on x86-64 and aarch64.
@@ -28,6 +29,28 @@ pub fn pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, SysError> {
     check("getsockopt(SO_PEERPIDFD)", returned.into())?;
     // SAFETY: the call succeeded, so `fd` is a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `getsockopt(SOL_SOCKET, SO_PEERCRED)` — returns the process and the user that connected the other end of the socket, or
+/// that listened. No process, if it is in no PID namespace of this process.
+///
+/// # Errors
+/// ENOTSOCK, EBADF.
+pub fn credentials(socket: BorrowedFd<'_>) -> Result<(Option<Pid>, u32), SysError> {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to the live structure, and the length to the integer.
+    let returned = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut peer).cast(),
+            &raw mut len,
+        )
+    };
+    check("getsockopt(SO_PEERCRED)", returned.into())?;
+    Ok((Pid::from_raw(peer.pid), peer.uid))
 }
 
 #[cfg(test)]

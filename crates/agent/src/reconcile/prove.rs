@@ -115,7 +115,7 @@ impl Agent<'_> {
         if self.off.is_some() || !self.machine.has_guard || self.state.only_observes() {
             return;
         }
-        if self.to_prove.is_empty() || self.pressure().is_some() || self.copies_left() == 0 {
+        if self.to_prove.is_empty() || self.pressure().is_some() || self.copies_left(None) == 0 {
             return;
         }
         let Some(of) = self.to_prove.pop_front() else { return };
@@ -195,7 +195,8 @@ impl Agent<'_> {
 
     fn watch(&mut self, pid: Pid, facts: &Process, of: &Unproved) {
         if let Some(held) = Held::of(pid, facts.identity) {
-            self.guard.add(held.watch(facts, &of.rule, of.made.clone()));
+            let whose = (!facts.counts_for_all()).then(|| facts.whose());
+            self.guard.add(held.watch(facts, whose, &of.rule, of.made.clone()));
         }
     }
 

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use rustix::net::sockopt::socket_peercred;
 use tiexec_core::escape;
 use tiexec_engine::follow::hand_over::{REQUEST, TAKEN};
 use tiexec_engine::identity::Identity;
@@ -52,19 +51,20 @@ impl Agent<'_> {
         }
         // As long as the pidfd's process lives, its ID is not reused. A launch that has given up waiting keeps a companion.
         let asking = || {
-            let (pidfd, credentials) = (peer::pidfd(client).ok()?, socket_peercred(client).ok()?);
-            let identity = Identity::of(&ProcDir::of(credentials.pid).ok()?)?;
+            let (pidfd, (pid, user)) = (peer::pidfd(client).ok()?, peer::credentials(client).ok()?);
+            let identity = Identity::of(&ProcDir::of(pid?).ok()?)?;
             let ready = pidfd::wait_for_any(&[pidfd.as_fd()], &[client], Duration::ZERO).ok()?;
             let is_waiting = ready.iter().all(|one| !one.input && !one.hangup);
-            is_waiting.then_some((credentials.pid, credentials.uid, identity))
+            is_waiting.then_some((pid?, user, identity))
         };
-        match asking() {
-            None => "cannot see the process\n".to_owned(),
-            Some((pid, user, Identity { start_time, .. })) => {
-                let taken = self.launches.add(pid, start_time, user.as_raw(), Instant::now());
-                if taken { TAKEN.to_owned() } else { "too many\n".to_owned() }
-            }
+        let Some((pid, user, Identity { start_time, .. })) = asking() else {
+            return "cannot see the process\n".to_owned();
+        };
+        if self.refused.keys().any(|whose| whose.uid == user) || self.pressure().is_some() {
+            return "works for this user on nothing at the moment\n".to_owned();
         }
+        let is_taken = self.launches.add(pid, start_time, user, Instant::now());
+        if is_taken { TAKEN.to_owned() } else { "too many\n".to_owned() }
     }
 
     fn figures(&self) -> String {

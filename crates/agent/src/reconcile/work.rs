@@ -24,6 +24,8 @@ use crate::treat::{self, FileState, Given, Job, Made, Outcome, Running, Told};
 const BATCH: usize = 16;
 /// The time for which the first process of a program runs with huge text before other processes of the program get it.
 const PROOF: Duration = Duration::from_millis(500);
+/// Most programs whose first process is remembered.
+const MOST_FIRST: usize = 4096;
 /// Most files whose builds are cached.
 const MOST_BUILDS: usize = 1024;
 
@@ -50,9 +52,21 @@ impl Under {
 }
 
 impl Wanted {
-    /// Returns the user whose share of the agent's time the work takes; `None` for the machine.
+    /// Returns the user whose share of the agent's time and of copies the work takes, and for whom alone a crash counts;
+    /// `None` for the machine. A launch is its user's own wish, root's too.
     fn payer(&self) -> Option<Whose> {
-        (!self.facts.counts_for_all()).then(|| self.facts.whose())
+        let is_launch = matches!(self.by, By::Launch { .. });
+        (is_launch || !self.facts.counts_for_all()).then(|| self.facts.whose())
+    }
+
+    /// Returns the user who has launched the program; `None` under a rule.
+    fn launched_by(&self) -> Option<Whose> {
+        self.payer().filter(|_| matches!(self.by, By::Launch { .. }))
+    }
+
+    /// Returns the program as the agent remembers it: a user may show any path.
+    fn program(&self) -> (Option<Whose>, Vec<u8>) {
+        (self.payer(), self.facts.shown_exe.clone())
     }
 }
 
@@ -107,14 +121,10 @@ impl Agent<'_> {
     fn next(&mut self) -> Option<Wanted> {
         let aside = self.aside.as_ref();
         let waits = |one: &Wanted| {
-            let exe = &one.facts.shown_exe;
-            let first = self.first.get(exe).map(Instant::elapsed);
+            let first = self.first.get(&one.program()).map(Instant::elapsed);
             let attaches = self.rule(one.by).action == Action::Attach;
-            let is_in_work = aside.is_some_and(|aside| {
-                one.payer().is_some()
-                    || aside.one.pid == one.pid
-                    || first.is_none() && aside.one.facts.shown_exe == *exe
-            });
+            let is_in_work =
+                aside.is_some_and(|aside| one.payer().is_some() || aside.one.pid == one.pid);
             is_in_work || attaches && first.is_some_and(|since| since < PROOF)
         };
         let spent = |one: &Wanted| {
@@ -136,8 +146,8 @@ impl Agent<'_> {
         if self.refused.contains_key(&next.facts.whose()) {
             return batch;
         }
-        let is_first = !self.first.contains_key(&next.facts.shown_exe);
-        let alone = is_first || !next.facts.counts_for_all();
+        let is_first = !self.first.contains_key(&next.program());
+        let alone = is_first || next.payer().is_some();
         let like = |one: &Wanted| {
             one.by == next.by
                 && one.facts.shown_exe == next.facts.shown_exe
@@ -167,9 +177,9 @@ impl Agent<'_> {
             }
         }
         let jobs: Vec<Job<'_>> = wanted.iter().map(|one| self.job(one)).collect();
-        let counted = self.copies().into_keys().collect();
+        let counted = self.copies(None).into_keys().collect();
         let known = |file: &FileState| self.builds.get(file).cloned();
-        let told = treat::all(&jobs, self.given(&known), counted, || {
+        let told = treat::all(&jobs, self.given(&known, None), counted, || {
             let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
         });
         for ((one, hold), told) in wanted.into_iter().zip(held).zip(told) {
@@ -180,7 +190,7 @@ impl Agent<'_> {
 
     /// Has the guard record faults from the beginning of the work, as long as the program could be Go's.
     fn expect_faults(&mut self, one: &Wanted) {
-        let is_first = !self.first.contains_key(&one.facts.shown_exe);
+        let is_first = !self.first.contains_key(&one.program());
         self.guard.expect_faults(one.pid, &one.facts.comm, is_first);
     }
 
@@ -200,8 +210,12 @@ impl Agent<'_> {
         }
     }
 
-    fn given<'b>(&'b self, known: &'b dyn Fn(&FileState) -> Option<Made>) -> Given<'b> {
-        let copies_left = self.copies_left();
+    fn given<'b>(
+        &'b self,
+        known: &'b dyn Fn(&FileState) -> Option<Made>,
+        launched_by: Option<&Whose>,
+    ) -> Given<'b> {
+        let copies_left = self.copies_left(launched_by);
         Given { known, state: &self.state, verdicts: &self.verdicts, copies_left }
     }
 
@@ -210,7 +224,7 @@ impl Agent<'_> {
         let Some(hold) = Held::of(one.pid, one.facts.identity) else { return };
         self.expect_faults(&one);
         let known = |file: &FileState| self.builds.get(file).cloned();
-        match Running::begin(&self.job(&one), self.given(&known)) {
+        match Running::begin(&self.job(&one), self.given(&known, one.launched_by().as_ref())) {
             Ok(running) => {
                 let under = Under::of(self.rule(one.by));
                 self.aside = Some(Aside { one, under, hold, running, begun: Instant::now() });
@@ -239,15 +253,18 @@ impl Agent<'_> {
         self.take_in(one, under, hold, running.end());
     }
 
-    /// Returns how many bytes of copies may still be made.
-    pub(super) fn copies_left(&self) -> u64 {
-        self.rules.limits.max_copies.saturating_sub(self.copies().values().sum())
+    /// Returns how many bytes of copies may still be made under the rules, or for the launches of one user. A process says
+    /// itself how large its copies are, and every user may launch, so that launches leave the rules their room.
+    pub(super) fn copies_left(&self, launched_by: Option<&Whose>) -> u64 {
+        let made = self.copies(launched_by).into_values().fold(0, u64::saturating_add);
+        self.rules.limits.max_copies.saturating_sub(made)
     }
 
-    /// Returns all copies, and the bytes of each. Processes may share one.
-    fn copies(&self) -> HashMap<FileId, u64> {
+    /// Returns all copies under the rules, or for the launches of one user, and the bytes of each. Processes may share one.
+    fn copies(&self, launched_by: Option<&Whose>) -> HashMap<FileId, u64> {
         let mut all = HashMap::new();
-        for &(copy, bytes) in self.known.values().flat_map(|known| &known.copies) {
+        let counts = |known: &&Known| known.launched_by.as_ref() == launched_by;
+        for &(copy, bytes) in self.known.values().filter(counts).flat_map(|known| &known.copies) {
             let most: &mut u64 = all.entry(copy).or_default();
             *most = bytes.max(*most);
         }
@@ -281,6 +298,7 @@ impl Agent<'_> {
 
     /// Handles the outcome for one process.
     fn take_in(&mut self, one: Wanted, under: Under, hold: Held, told: Told) {
+        let (payer, program) = (one.payer(), one.program());
         let Wanted { pid, facts, by: _ } = one;
         let Under { name, action, measures } = under;
         let made = told.program.as_ref().map(|(_, made)| made.clone());
@@ -290,8 +308,11 @@ impl Agent<'_> {
             }
             self.builds.insert(file, made.clone());
             if !matches!(&told.outcome, Some(Ok(outcome)) if !outcome.switched) {
-                self.guard.add(hold.watch(&facts, &name, made));
-                self.first.entry(facts.shown_exe.clone()).or_insert_with(Instant::now);
+                self.guard.add(hold.watch(&facts, payer.clone(), &name, made));
+                if self.first.len() >= MOST_FIRST {
+                    self.first.clear();
+                }
+                self.first.entry(program).or_insert_with(Instant::now);
             }
         }
         self.guard.expect_no_faults(pid);
@@ -301,8 +322,8 @@ impl Agent<'_> {
             Some(Ok(outcome)) => outcome,
             unfinished => {
                 let failure = unfinished.and_then(Result::err);
-                if failure.is_some() && !facts.counts_for_all() {
-                    self.refused.insert(facts.whose(), Instant::now());
+                if failure.is_some() {
+                    self.refused.extend(payer.map(|whose| (whose, Instant::now())));
                 }
                 let why = failure
                     .map_or_else(|| "the agent ended the work".to_owned(), |it| it.to_string());
@@ -350,7 +371,7 @@ impl Agent<'_> {
                 (known.due, known.pauses) =
                     (Some(known.due.map_or(next, |due| due.min(next))), None);
             }
-            let unit = facts.unit.clone().filter(|_| facts.counts_for_all());
+            let unit = facts.unit.clone().filter(|_| payer.is_none());
             let share = Share { rule: name.clone(), unit, text_bytes, huge: backings };
             let (comm, exe) = (facts.comm.shown().to_string(), facts.shown_exe.shown().to_string());
             known.last =
@@ -386,6 +407,8 @@ impl Agent<'_> {
         let Some(known) = self.known.get_mut(&pid) else { return };
         let first = if passing { times::SOON } else { times::LATER };
         let pauses = known.pauses.get_or_insert(first.begin());
-        known.due = Some(Instant::now() + pauses.take());
+        let next = Instant::now() + pauses.take();
+        // The look at the end of a program's start comes in any case.
+        known.due = Some(known.due.map_or(next, |due| due.min(next)));
     }
 }

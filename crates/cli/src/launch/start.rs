@@ -11,7 +11,7 @@ use tiexec_core::report::Report;
 use tiexec_core::skip::{Reason, SkipReason};
 use tiexec_engine::follow::companion::{self, Begun, Companion, UnderSubreaper};
 use tiexec_engine::follow::counted::{self, Counted};
-use tiexec_engine::follow::hand_over::{self, Asked};
+use tiexec_engine::follow::hand_over;
 use tiexec_engine::follow::start::{Left, StartWatch};
 use tiexec_engine::journal;
 use tiexec_remap::Failure;
@@ -33,12 +33,13 @@ pub(super) enum Watch {
     Begun(Begun),
     /// No companion, because somebody would count it.
     Counted(Counted),
-    /// No companion, if the agent takes the program.
-    Asked(Asked),
+    /// No companion, if the agent takes the program. The agent has not been asked yet.
+    Agent,
 }
 
 impl Launcher {
-    /// Starts the watch of the program's start, unless the settings say otherwise. Where an agent runs, it is asked first.
+    /// Starts the watch of the program's start, unless the settings say otherwise. Where an agent runs, no companion begins
+    /// yet.
     pub(super) fn begin_watch(&self) -> Option<Watch> {
         let settings = &self.settings;
         if !settings.watches_start() || !settings.select.text() || self.dry_run {
@@ -46,11 +47,8 @@ impl Launcher {
         }
         // The agent writes no report of this launch.
         let has_report = matches!(self.sink, Some(Sink::File(..)));
-        if hand_over::suits(settings)
-            && !has_report
-            && let Some(asked) = hand_over::ask()
-        {
-            return Some(Watch::Asked(asked));
+        if hand_over::may_listen() && hand_over::suits(settings) && !has_report {
+            return Some(Watch::Agent);
         }
         self.begin_own_watch()
     }
@@ -115,8 +113,9 @@ impl Launcher {
                 Err(_) => return,
             },
             Watch::Counted(counted) => (None, Some(counted)),
-            Watch::Asked(asked) => {
-                if !asked.is_taken()
+            Watch::Agent => {
+                if is_wanted
+                    && !hand_over::is_taken()
                     && let Some(watch) = self.begin_own_watch()
                 {
                     self.keep_watch(watch, alone);

@@ -2,22 +2,22 @@
 //! process of TiExec stays beside the program.
 //!
 //! The launch asks over a unix(7) socket, and the agent answers whether it takes the process. The kernel tells the agent
-//! which process connected (`SO_PEERPIDFD`), so no process can hand over another one. The question runs while the launch
-//! examines the program. An agent that does not answer at once has not taken the process.
+//! which process connected (`SO_PEERPIDFD`), so no process can hand over another one. The launch asks once it knows that
+//! the program may come to more text. An agent that does not answer at once has not taken the process.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
     send, socket_with,
 };
 use tiexec_core::config::Settings;
+use tiexec_sys::peer;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::clock;
 use tiexec_tracee::handshake::rehearse;
@@ -36,11 +36,6 @@ const PATIENCE: Duration = Duration::from_millis(20);
 /// Most bytes of an answer.
 const LONGEST: usize = 1024;
 
-/// A question that the agent has not answered yet.
-#[derive(Debug)]
-#[must_use = "the agent may have taken the process"]
-pub struct Asked(OwnedFd);
-
 /// Returns whether the agent would do the same as a companion with these settings. An agent knows no settings of a
 /// launch, and treats programs by its own defaults.
 pub fn suits(settings: &Settings) -> bool {
@@ -51,30 +46,27 @@ pub fn suits(settings: &Settings) -> bool {
     *settings == plain
 }
 
-/// Asks the agent to take this process; `None` if no agent listens, or a seccomp filter kills a process that asks.
-pub fn ask() -> Option<Asked> {
-    if !Path::new(SOCKET).exists() {
-        return None;
-    }
-    if ProcDir::this_has_filters() {
-        rehearse(rehearsal).ok()?;
-    }
-    request(REQUEST).ok().map(Asked)
+/// Returns whether an agent may listen here.
+pub fn may_listen() -> bool {
+    Path::new(SOCKET).exists()
 }
 
-/// Makes the calls of a question, and changes nothing.
+/// Asks the agent to take this process, and returns whether the agent has taken it. Returns false if no agent listens, or
+/// a seccomp filter kills a process that asks.
+pub fn is_taken() -> bool {
+    if ProcDir::this_has_filters() && rehearse(rehearsal).is_err() {
+        return false;
+    }
+    let Ok(socket) = request(REQUEST) else { return false };
+    let answer = hear(&socket);
+    let content = answer.split_once("\r\n\r\n").map(|(_, content)| content);
+    answer.starts_with("HTTP/1.0 200 ") && content == Some(TAKEN)
+}
+
+/// Makes the calls of a question, and changes nothing. Fails if the agent does not answer: then not all calls were made.
 fn rehearsal() -> io::Result<()> {
-    let _answer = hear(&request(REHEARSAL)?);
-    Ok(())
-}
-
-impl Asked {
-    /// Returns whether the agent has taken this process.
-    pub fn is_taken(self) -> bool {
-        let answer = hear(&self.0);
-        let is_taken = answer.split_once("\r\n\r\n").is_some_and(|(_, content)| content == TAKEN);
-        is_taken && answer.starts_with("HTTP/1.0 200 ")
-    }
+    let answer = hear(&request(REHEARSAL)?);
+    if answer.is_empty() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
 }
 
 /// Connects to root's agent, and sends a request. Never waits.
@@ -82,7 +74,8 @@ fn request(path: &str) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     connect(&socket, &SocketAddrUnix::new(SOCKET)?)?;
-    if !socket_peercred(&socket)?.uid.is_root() {
+    let (_, user) = peer::credentials(socket.as_fd()).map_err(io::Error::other)?;
+    if user != 0 {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let request = format!("GET {path} HTTP/1.0\r\n\r\n");
