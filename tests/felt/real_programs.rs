@@ -3,18 +3,23 @@
 use std::path::Path;
 use std::time::Duration;
 
-use support::attaching::{attach, revert, switched};
+use support::attaching::{attach, revert};
 use support::child::eventually;
 use support::databases::{Mariadb, Postgres};
 use support::extent::is_whole;
 use support::objects::{Made, WithObject};
 use support::programs::{Cgo, build_go};
-use support::smaps::children;
+use support::smaps::{Vma, children, vmas_unless_ended};
 use support::{Held, Run, installed, is_root, require, rounds, without_blanks, write_program};
 
 /// The pairs of one test; fewer if the program ends before.
 fn pairs() -> usize {
     rounds(5)
+}
+
+/// Returns whether the process has text of a copy; false if it has ended meanwhile.
+fn is_switched(pid: i32) -> bool {
+    vmas_unless_ended(pid).iter().any(Vma::is_switched)
 }
 
 /// Attaches to the processes and reverts them, until the pairs are done or `ended` says so. More pairs follow if each of these found
@@ -36,7 +41,7 @@ fn turns(pids: &[i32], mut ended: impl FnMut() -> bool) -> usize {
             let is_left = || left.iter().any(|reason| done.err().contains(reason));
             assert!(done.status.code() == Some(0) || is_left() || ended(), "{done}");
             print!("{}", done.err());
-            attached += usize::from(done.status.code() == Some(0) && switched(pid) > 0);
+            attached += usize::from(done.status.code() == Some(0) && is_switched(pid));
             let _or_left = revert(pid);
         }
     }
@@ -187,7 +192,7 @@ for number in range(1000):
     for _ in 0..rounds(5) {
         next(&mut held);
         std::thread::sleep(Duration::from_millis(150));
-        attached += usize::from(attach(pid).status.code() == Some(0) && switched(pid) > 0);
+        attached += usize::from(attach(pid).status.code() == Some(0) && is_switched(pid));
         // The repeated wait ends, later than it would have. The next one begins, and is stopped at once.
         next(&mut held);
         std::thread::sleep(Duration::from_millis(50));
@@ -327,14 +332,14 @@ fn nginx_and_curl() {
         eventually("it has a worker", || !children(server.pid()).is_empty());
         let worker = children(server.pid())[0];
         let url = format!("http://{address}/body");
-        let urls = [url.as_str()].repeat(much(6)).join(" ");
+        let urls = [url.as_str()].repeat(much(12)).join(" ");
         let script = "TARGET | md5sum";
         let mut client =
             Pipeline::start(script, &format!("curl -sf {urls}"), dir.path(), &object.object);
         let attached = turns(&[worker, client.pid], || client.held.has_ended());
         println!("sendfile {sendfile}: {attached} attaches");
         assert!(attached > 0);
-        let files = ["body"].repeat(much(6)).join(" ");
+        let files = ["body"].repeat(much(12)).join(" ");
         let expected =
             support::child::tool(&["sh", "-c", &format!("cd {at} && cat {files} | md5sum")]);
         assert_eq!(client.end(), String::from_utf8_lossy(&expected.stdout).trim_end());

@@ -78,6 +78,12 @@ pub fn vmas(pid: i32) -> Vec<Vma> {
     read(pid, "smaps")
 }
 
+/// All mappings of a process; none if the process has ended.
+pub fn vmas_unless_ended(pid: i32) -> Vec<Vma> {
+    let text = std::fs::read(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    parse(&String::from_utf8_lossy(&text))
+}
+
 /// All mappings of a process, without counters and flags.
 pub fn mappings(pid: i32) -> Vec<Vma> {
     read(pid, "maps")
