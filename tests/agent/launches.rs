@@ -95,7 +95,7 @@ fn where_somebody_counts() {
     stop(agent);
 }
 
-/// What the agent would not do as asked stays the companion's: options of the launch, and an agent that does nothing.
+/// A companion starts if the launch has an option about its text, and if the agent is drained, stopped or gone.
 #[test]
 fn a_companion_stays_where_the_agent_does_not_take_it() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");

@@ -61,7 +61,7 @@ impl Launches {
 
     /// Takes a process. Returns whether there was room for it.
     pub(crate) fn add(&mut self, pid: Pid, start_time: u64, uid: u32, now: Instant) -> bool {
-        self.launches.retain(|_, launch| now < launch.until);
+        self.expire(now);
         let of_the_user = self.launches.values().filter(|launch| launch.uid == uid).count();
         let has_room = of_the_user < MOST_OF_A_USER && self.launches.len() < MOST;
         if has_room {

@@ -140,6 +140,16 @@ enum By {
     Launch { settled: bool },
 }
 
+impl By {
+    /// Returns the rule by which the agent acts.
+    fn rule<'a>(self, rules: &'a Rules, launches: &'a Launches) -> &'a Rule {
+        match self {
+            Self::Rule(rule) => &rules.rules[rule],
+            Self::Launch { .. } => &launches.rule,
+        }
+    }
+}
+
 /// A process that the agent acts on.
 struct Wanted {
     pid: Pid,
@@ -621,10 +631,7 @@ impl<'a> Agent<'a> {
 
     /// Returns the rule by which the agent acts.
     fn rule(&self, by: By) -> &Rule {
-        match by {
-            By::Rule(rule) => &self.rules.rules[rule],
-            By::Launch { .. } => &self.launches.rule,
-        }
+        by.rule(&self.rules, &self.launches)
     }
 
     /// Returns all rules by which the agent may act.
@@ -714,11 +721,7 @@ impl<'a> Agent<'a> {
                 self.forked.note_look(facts.identity.program(), now);
                 continue;
             };
-            let rule = match by {
-                By::Rule(rule) => &self.rules.rules[rule],
-                By::Launch { .. } => &self.launches.rule,
-            };
-            let min_age = rule.min_age;
+            let min_age = by.rule(&self.rules, &self.launches).min_age;
             if let Some(left) = min_age.checked_sub(age).filter(|left| !left.is_zero()) {
                 known.due = Some(now + left);
                 continue;

@@ -73,10 +73,7 @@ pub(crate) fn listen() -> Result<UnixListener, NoSocket> {
     if UnixStream::connect(SOCKET).is_ok() {
         return Err(NoSocket::Another);
     }
-    let listener = files::listen(&directory, NAME, 0o660, group());
-    let listener = listener.map_err(|error| error.to_string())?;
-    listener.set_nonblocking(true).map_err(|error| error.to_string())?;
-    Ok(listener)
+    Ok(listen_in(&directory, NAME, 0o660, group())?)
 }
 
 /// Opens the socket for launches, to which every user may connect, in place of that of an ended agent.
@@ -84,8 +81,17 @@ pub(crate) fn listen() -> Result<UnixListener, NoSocket> {
 /// # Errors
 /// As [`listen`], in words.
 pub(crate) fn listen_for_launches() -> Result<UnixListener, String> {
-    let listener = files::listen(&directory()?, LAUNCHES_NAME, 0o666, None);
-    let listener = listener.map_err(|error| error.to_string())?;
+    listen_in(&directory()?, LAUNCHES_NAME, 0o666, None)
+}
+
+fn listen_in(
+    directory: &OwnedFd,
+    name: &str,
+    mode: u32,
+    group: Option<u32>,
+) -> Result<UnixListener, String> {
+    let listener =
+        files::listen(directory, name, mode, group).map_err(|error| error.to_string())?;
     listener.set_nonblocking(true).map_err(|error| error.to_string())?;
     Ok(listener)
 }

@@ -31,7 +31,7 @@ fn perms() -> impl Strategy<Value = Perms> {
     ]
 }
 
-/// Few files, so that neighbours often belong to the same file. Inode 0 means that there is no file.
+/// Few files, so that neighbours often belong to the same file. Inode 0 stands for no file.
 fn file() -> impl Strategy<Value = FileId> {
     (0..2u32, 0..4u64).prop_map(|(minor, inode)| FileId { major: 0xfe, minor, inode })
 }

@@ -1,4 +1,4 @@
-//! Who connected a unix(7) socket.
+//! The process and the user at the other end of a unix(7) socket.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -32,7 +32,8 @@ pub fn pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, SysError> {
 }
 
 /// `getsockopt(SOL_SOCKET, SO_PEERCRED)` — returns the process and the user that connected the other end of the socket, or
-/// that listened. No process, if it is in no PID namespace of this process.
+/// that listened. The process is `None` if it is in no PID namespace of this
+/// process.
 ///
 /// # Errors
 /// ENOTSOCK, EBADF.

@@ -373,14 +373,14 @@ pub fn socket_has_timeout(fd: BorrowedFd<'_>, direction: Direction) -> bool {
 /// Returns whether `fd` is one of a pair of datagram sockets of unix(7) that the process `pid` made (`SO_DOMAIN`,
 /// `SO_TYPE`, `SO_PEERCRED`), and is still connected to the other one: neither of a pair has an address.
 pub fn is_unix_socket_of(fd: BorrowedFd<'_>, pid: Pid) -> bool {
-    use rustix::net::sockopt::{socket_domain, socket_peercred, socket_type};
+    use rustix::net::sockopt::{socket_domain, socket_type};
     use rustix::net::{AddressFamily, SocketAddrAny, SocketType, getpeername, getsockname};
     // An address without a name has nothing but its family. rustix 1.1 reads it as an abstract one.
     let is_unnamed =
         |address: SocketAddrAny| address.addr_len() as usize == size_of::<libc::sa_family_t>();
     socket_domain(fd) == Ok(AddressFamily::UNIX)
         && socket_type(fd) == Ok(SocketType::DGRAM)
-        && socket_peercred(fd).is_ok_and(|peer| peer.pid == pid)
+        && crate::peer::credentials(fd).is_ok_and(|(peer, _)| peer == Some(pid))
         && getsockname(fd).is_ok_and(is_unnamed)
         && getpeername(fd).ok().flatten().is_some_and(is_unnamed)
 }

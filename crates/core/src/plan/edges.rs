@@ -83,7 +83,7 @@ pub struct Around<'a> {
     pub policy: EdgePolicy,
     /// All VMAs, in address order.
     pub vmas: &'a [Vma],
-    /// Where a huge page may not cover a gap. This says who else could map something there.
+    /// The gaps that a huge page may not cover, because somebody else could map something there.
     pub reserved: &'a Reserved,
 }
 

@@ -86,7 +86,7 @@ fn is_main_process() -> bool {
 /// Reads the limits of a cgroup and those above it. The root of a hierarchy has none.
 fn limits_of(cgroup: CgroupFiles) -> Vec<(PathBuf, u64)> {
     let limit = |directory: PathBuf| {
-        // "max" means that there is no limit, and does not parse as a number.
+        // "max" stands for no limit, and does not parse as a number.
         let text = std::fs::read_to_string(directory.join("pids.max")).ok()?;
         Some((directory, text.trim().parse().ok()?))
     };

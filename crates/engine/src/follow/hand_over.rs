@@ -114,6 +114,8 @@ mod tests {
         assert!(suits(&plain) && suits(&Settings::default()));
         let seconds = Some(Duration::from_secs(1));
         assert!(!suits(&Settings { settle: seconds, ..Settings::default() }));
+        // The deadline is over when the launch asks.
+        assert!(suits(&Settings { deadline: seconds, ..Settings::default() }));
         assert!(!suits(&Settings { only: vec!["/usr/*".to_owned()], ..Settings::default() }));
         assert!(!suits(&Settings { until_exec: Some("node".to_owned()), ..Settings::default() }));
     }
