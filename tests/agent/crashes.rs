@@ -131,6 +131,27 @@ fn roots_crashes_in_a_container_are_not_the_machines() {
     held.finish().assert_code(7);
 }
 
+/// A start script that the agent attached to executes a server, and that crashes by itself.
+#[test]
+fn the_crash_of_another_program_in_the_same_process() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let copy = files.program("crasher", 6, "a/starts");
+    files.attach_below("a", "a");
+    let mut agent = files.agent();
+    let script = ["exec", "/bin/sh", "-c", "kill -SEGV $$"];
+    let mut starts = crasher(&copy, &script, &[]);
+    eventually_switched(&starts);
+    eventually("the agent has taken it in", || agent.err_text().contains("attach done"));
+    starts.write(b"\n");
+    starts.finish().assert_signal(libc::SIGSEGV);
+    // The agent goes on, and sees this later crash first.
+    crasher(&copy, &[], &[]).finish().assert_signal(libc::SIGSEGV);
+    eventually_in_quarantine(&files, 1);
+    let said = stop(agent);
+    assert_eq!(said.matches("crashed by SIGSEGV").count(), 1, "{said}");
+}
+
 #[test]
 fn an_end_that_is_no_crash_is_none() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");

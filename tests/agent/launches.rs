@@ -145,10 +145,11 @@ fn a_program_that_gains_rights_is_left_alone() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
     let files = Files::new();
     let program = files.program("hold", 6, "a/hold");
-    let [user, group] =
-        [0o4755, 0o2755].map(|mode| files.public.add(&program, &format!("{mode:o}"), mode));
+    let [user, group, capable] =
+        [0o4755, 0o2755, 0o755].map(|mode| files.public.add(&program, &format!("{mode:o}"), mode));
+    require!(support::give_capability(&capable), "the file system takes no file capabilities");
     let agent = agent(&files);
-    let left = [user, group].map(|file| as_user(launch(&files, &file, "gains")).hold());
+    let left = [user, group, capable].map(|file| as_user(launch(&files, &file, "gains")).hold());
     let taken = as_user(launch(&files, &program, "taken")).hold();
     eventually_treated(&taken);
     for held in &left {

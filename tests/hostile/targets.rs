@@ -2,8 +2,6 @@
 //! process is unharmed, and the report is true.
 
 use std::collections::BTreeSet;
-use std::ffi::CString;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use support::attaching::{Before, assert_untouched, ctl, json, ok, switched};
@@ -91,24 +89,11 @@ fn a_process_that_is_not_dumpable() {
     held.finish().assert_code(7);
 }
 
-/// Writes the attribute of `setcap cap_net_bind_service+ep` (`struct vfs_cap_data`). Returns false if the file system
-/// does not support it.
-fn give_capability(file: &Path) -> bool {
-    const REVISION_2_EFFECTIVE: u32 = 0x0200_0001;
-    const NET_BIND_SERVICE: u32 = 1 << 10;
-    let words = [REVISION_2_EFFECTIVE, NET_BIND_SERVICE, 0, 0, 0];
-    let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let path = CString::new(file.as_os_str().as_bytes()).expect("no zero bytes in a path");
-    let (name, data) = (c"security.capability".as_ptr(), value.as_ptr().cast());
-    // SAFETY: the path and the name are strings, and the value has that length; all live through the call.
-    unsafe { libc::setxattr(path.as_ptr(), name, data, value.len(), 0) == 0 }
-}
-
 #[test]
 fn a_program_with_file_capabilities() {
     require!(needs(), "{NEEDS}");
     let (_public, copy, tool) = place("hold");
-    require!(give_capability(&copy), "the temporary directory takes no file capabilities");
+    require!(support::give_capability(&copy), "the temporary directory takes no file capabilities");
     let held = Run::new(&copy, ["7"]).plain().behind(ATTACKER).hold();
     let pid = held.pid();
     assert_eq!(status_field(pid, "CapEff").as_deref(), Some("0000000000000400"));

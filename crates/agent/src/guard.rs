@@ -4,6 +4,8 @@
 //! parent is. If the process dies by a crash signal within [`WINDOW`] of the switch, the guard puts the program's build
 //! into quarantine. A signal that another process sent, such as an operator or a watchdog, does not count.
 //!
+//! A process that executes another program is watched no longer: the new program has no copies.
+//!
 //! A Go program handles the signals of a crash and ends with exit status 2, as after a wrong option. So that status counts
 //! only with a fault of the program's before it.
 
@@ -17,7 +19,7 @@ use tiexec_sys::pidfd::end_of;
 use tiexec_sys::process::{self, Wait};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::signal_watch::SignalWatch;
-use tiexec_sys::{Errno, Pid};
+use tiexec_sys::{Errno, Pid, SysError};
 
 use crate::processes::Process;
 use crate::state::{Build, Quarantined, Whose, now};
@@ -52,14 +54,30 @@ pub fn signal_name(signal: i32) -> &'static str {
 pub(crate) struct Held {
     pub(crate) pid: Pid,
     pidfd: OwnedFd,
+    identity: Identity,
 }
 
 impl Held {
     /// Opens the pidfd; `None` if the process is gone, or the PID belongs to another process or program.
     pub(crate) fn of(pid: Pid, identity: Identity) -> Option<Self> {
         let pidfd = process::open_pidfd(pid).ok()?;
-        let same = ProcDir::of(pid).ok().and_then(|process| Identity::of(&process));
-        (same == Some(identity)).then_some(Self { pid, pidfd })
+        let held = Self { pid, pidfd, identity };
+        held.runs_its_program().then_some(held)
+    }
+
+    /// The program that the process runs now; none in a process that has ended.
+    fn program(&self) -> Option<Identity> {
+        ProcDir::of(self.pid).ok().and_then(|process| Identity::of(&process))
+    }
+
+    /// Returns whether the process lives and has executed no other program.
+    fn runs_its_program(&self) -> bool {
+        self.program() == Some(self.identity)
+    }
+
+    /// Returns whether the process lives and has executed another program.
+    fn runs_another(&self) -> bool {
+        self.program().is_some_and(|now| now.program() != 0 && now != self.identity)
     }
 
     /// Watches the process from now on. A crash counts for `whose` alone, or for the whole machine.
@@ -98,6 +116,16 @@ pub(crate) struct Watched {
 impl AsFd for Watched {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.held.pidfd.as_fd()
+    }
+}
+
+/// How watched processes have ended.
+#[derive(Debug)]
+pub(crate) struct Ends(HashMap<Pid, Result<Option<Wait>, SysError>>);
+
+impl Ends {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 
@@ -203,7 +231,11 @@ impl Guard {
         }
     }
 
+    /// Watches a process, unless it has executed another program since the work on it began.
     pub(crate) fn add(&mut self, new: Watched) {
+        if new.held.runs_another() {
+            return;
+        }
         self.sent.remove(&new.held.pid.as_raw_nonzero().get());
         if let Some(name) = new.of_go.as_ref().filter(|_| self.go.len() < NAMES) {
             self.go.insert(name.clone());
@@ -227,19 +259,31 @@ impl Guard {
         self.watched.is_empty()
     }
 
-    /// Returns the crashes among the processes that have ended. The guard stops watching a process once its window is
-    /// over, unless the process is a zombie whose parent has not waited for it yet.
-    pub(crate) fn crashes(&mut self) -> Vec<Crash> {
+    /// Forgets the processes among these that have executed another program. A new program has no copies, so its crash
+    /// has another cause.
+    pub(crate) fn forget_executed(&mut self, executed: &HashSet<Pid>) {
+        let runs_on = |held: &Held| !executed.contains(&held.pid) || held.runs_its_program();
+        self.watched.retain(|one| runs_on(&one.held));
+    }
+
+    /// Returns how the watched processes have ended that have.
+    pub(crate) fn ends(&self) -> Ends {
+        let ends = self.watched.iter().map(|one| (one.held.pid, end_of(one.as_fd())));
+        Ends(ends.filter(|(_, end)| !matches!(end, Ok(None))).collect())
+    }
+
+    /// Returns the crashes among these ends. The guard stops watching a process once its window is over, unless the
+    /// process is a zombie whose parent has not waited for it yet.
+    pub(crate) fn crashes(&mut self, Ends(mut ends): Ends) -> Vec<Crash> {
         let mut crashes = Vec::new();
         let pid = |one: &Watched| one.held.pid.as_raw_nonzero().get();
         let pids: HashSet<i32> = self.watched.iter().map(pid).collect();
-        let ends: Vec<_> = self.watched.iter().map(|one| end_of(one.as_fd())).collect();
         // The records of faults before these ends are complete now.
         self.hear_faults();
-        let (faulted, mut ends) = (&self.faulted, ends.into_iter());
+        let faulted = &self.faulted;
         self.watched.retain(|one| {
             let after = one.since.elapsed();
-            let end = ends.next().unwrap_or(Ok(None));
+            let end = ends.remove(&one.held.pid).unwrap_or(Ok(None));
             let fault = faulted.get(&pid(one)).filter(|fault| fault.heard.elapsed() < EFFECT);
             let end = match (end, fault) {
                 (Ok(Some(Wait::Exited(CRASH_OF_GO))), Some(fault)) if one.of_go.is_some() => {

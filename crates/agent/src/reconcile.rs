@@ -588,17 +588,7 @@ impl<'a> Agent<'a> {
         self.launches.expire(now);
         let since = now.duration_since(self.read_at);
         if since >= TICK || (since >= SPACING && std::mem::take(&mut self.told)) {
-            let news = self.events.read();
-            self.read_at = now;
-            self.launches.forget(&news.ended);
-            if self.least_age().is_some() {
-                self.forked.forget(news.ended.iter().chain(&news.execs));
-                self.forked.add(news.forks, now);
-                self.begun.add(news.execs, now);
-            }
-            if news.lost && self.looked_at_all.is_some_and(|last| last.elapsed() >= PAUSE) {
-                self.looked_at_all = None;
-            }
+            self.read_news(now);
         }
         let Some(least) = self.least_age() else {
             self.begun.clear();
@@ -615,6 +605,21 @@ impl<'a> Agent<'a> {
             if !self.begun.contains(pid) && !self.forked.was_seen(identity.program(), begun) {
                 self.known.insert(pid, Known::new(identity, now));
             }
+        }
+    }
+
+    fn read_news(&mut self, now: Instant) {
+        let news = self.events.read();
+        self.read_at = now;
+        self.launches.forget(&news.ended);
+        self.guard.forget_executed(&news.execs);
+        if self.least_age().is_some() {
+            self.forked.forget(news.ended.iter().chain(&news.execs));
+            self.forked.add(news.forks, now);
+            self.begun.add(news.execs, now);
+        }
+        if news.lost && self.looked_at_all.is_some_and(|last| last.elapsed() >= PAUSE) {
+            self.looked_at_all = None;
         }
     }
 

@@ -191,6 +191,20 @@ pub fn without_blanks(file: &Path) -> PathBuf {
     link
 }
 
+/// Writes the attribute of `setcap cap_net_bind_service+ep` (`struct vfs_cap_data`). Returns false if the file system
+/// does not support it.
+pub fn give_capability(file: &Path) -> bool {
+    const REVISION_2_EFFECTIVE: u32 = 0x0200_0001;
+    const NET_BIND_SERVICE: u32 = 1 << 10;
+    let words = [REVISION_2_EFFECTIVE, NET_BIND_SERVICE, 0, 0, 0];
+    let value: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let path = std::ffi::CString::new(file.as_os_str().as_encoded_bytes())
+        .expect("no zero bytes in a path");
+    let (name, data) = (c"security.capability".as_ptr(), value.as_ptr().cast());
+    // SAFETY: the path and the name are strings, and the value has that length; all live through the call.
+    unsafe { libc::setxattr(path.as_ptr(), name, data, value.len(), 0) == 0 }
+}
+
 /// Sets the mode of a file of our own.
 pub fn chmod(path: &Path, mode: u32) {
     use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,7 @@
 //! The ends of the processes that the agent attached to, and the crashes among them.
 
+use std::time::Instant;
+
 use tiexec_engine::journal;
 
 use super::{Agent, Level};
@@ -8,7 +10,12 @@ use crate::guard::{Crash, signal_name};
 impl Agent<'_> {
     /// Handles the crashes since the last call.
     pub(super) fn see_ends(&mut self) {
-        for Crash { pid, entry, after, sender } in self.guard.crashes() {
+        let ends = self.guard.ends();
+        if !ends.is_empty() {
+            // The records of the execs before these ends are complete now.
+            self.read_news(Instant::now());
+        }
+        for Crash { pid, entry, after, sender } in self.guard.crashes(ends) {
             let (number, exe) = (pid.as_raw_nonzero(), entry.exe.clone());
             if let Some(sender) = sender {
                 let signal = signal_name(entry.signal);
