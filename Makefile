@@ -61,7 +61,8 @@ demo:
 # One test of each kind with an older kernel, and the tests of settings that a whole machine would feel: these run nowhere else.
 SMOKE_TESTS := launch::becomes_exit::exit_codes attach::manual::attach_makes_text_huge attach::limits::no_overcommit \
 	fail_open::hardened::thp_never fail_open::hardened::yama fail_open::resources::shmem_deny fail_open::resources::strict_overcommit \
-	fail_open::resources::thp_never hostile::targets::one_of_a_cgroup hostile::targets::one_that_a_cgroup_v2
+	fail_open::resources::thp_never hostile::targets::one_of_a_cgroup hostile::targets::one_that_a_cgroup_v2 \
+	launch::counted::a_limit_of_the_cgroup
 
 # The guest runs the programs that the tests run, beside the lints. So all are built before: cargo would replace a program that the guest
 # has open. The tests come last: their closing line is the verdict.

@@ -15,8 +15,8 @@ mount -t devpts devpts /dev/pts
 mount -t tmpfs -o nosuid,nodev tmpfs /dev/shm
 mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs /run
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
-# systemd would enable this controller.
-echo +memory >/sys/fs/cgroup/cgroup.subtree_control
+# systemd would enable these controllers.
+echo "+memory +pids" >/sys/fs/cgroup/cgroup.subtree_control
 mount -t tracefs tracefs /sys/kernel/tracing 2>/dev/null
 modprobe fuse 2>/dev/null
 ln -sf /proc/self/fd /dev/fd
