@@ -423,6 +423,49 @@ fn no_address_space_left() {
 }
 
 #[test]
+fn no_memory_left_to_lock() {
+    require!(is_root(), "another user's process needs root");
+    let held = situation(&copy(), &["locked_to_the_limit"]);
+    let pid = held.pid();
+    let before = Before::of(pid);
+    let done = ctl(["attach", "--backing=image", &pid.to_string()]);
+    assert_refused(&done, 1, &["locked_memory"]);
+    assert!(done.err().contains("; fix: raise the limit on locked memory (ulimit -l"), "{done}");
+    assert_untouched(pid, &before);
+    held.finish().assert_code(7);
+}
+
+/// As runc executes itself. No path leads to such a program, so no start can be recommended.
+#[test]
+fn executed_in_a_memfd() {
+    let held = situation(&copy(), &["executed_in_memory"]);
+    let pid = held.pid();
+    let said = ctl(["attach", &pid.to_string()]);
+    said.assert_code(0);
+    assert!(said.out().ends_with("nothing to do: not_selected\n"), "{said}");
+    let reports = [attach(pid), ctl(["inspect", "--json", &pid.to_string()])].map(|one| json(&one));
+    for report in &reports {
+        let own = &report["files"][0];
+        assert!(own["path"].as_str().is_some_and(|path| path.contains("memfd:inner")), "{report}");
+        let rest = own["rest"].to_string();
+        assert!(rest.contains("not_selected") && !rest.contains("base_pages"), "{report}");
+        assert!(report["restart"].is_null(), "{report}");
+    }
+    assert_eq!(reports[0]["files"][0]["rest"], reports[1]["files"][0]["rest"]);
+    held.finish().assert_code(7);
+}
+
+/// As a tool such as Frida leaves text that it patches.
+#[test]
+fn text_that_stays_writable() {
+    let held = situation(&copy(), &["writable"]);
+    let pid = held.pid();
+    let done = ctl(["attach", "--json", &pid.to_string()]);
+    assert!(json(&done).to_string().contains("modified_text"), "{done}");
+    held.finish().assert_code(7);
+}
+
+#[test]
 fn nothing_is_left_of_the_ones_that_were_attached_to() {
     let copy = small("hold", Kind::DynamicNoPie);
     let held = held(&copy);

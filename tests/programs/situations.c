@@ -1,5 +1,6 @@
 /* situations NAME [CALL…]: one process in the odd situation of that name, with its text checked before and after. Says "pid", "ready", and
    waits for a line. */
+#define _GNU_SOURCE
 #include <fcntl.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -9,6 +10,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/sendfile.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include "situation.h"
@@ -179,6 +181,26 @@ int main(int argc, char **argv)
     } else if (!strcmp(name, "locked")) {
         if (mlockall(MCL_CURRENT | MCL_FUTURE))
             return BROKEN;
+    } else if (!strcmp(name, "locked_to_the_limit")) {
+        /* Root is exempt from the limit, so the rest is another user's. */
+        char line[256];
+        unsigned long kib = 0;
+        if (mlockall(MCL_FUTURE))
+            return BROKEN;
+        FILE *f = fopen("/proc/self/status", "re");
+        while (f && fgets(line, sizeof line, f))
+            sscanf(line, "VmLck: %lu", &kib);
+        if (!f || fclose(f))
+            return BROKEN;
+        limit.rlim_cur = limit.rlim_max = (kib + 256) * 1024;
+        if (setrlimit(RLIMIT_MEMLOCK, &limit) || setresgid(1717, 1717, 1717) || setresuid(1717, 1717, 1717))
+            return BROKEN;
+    } else if (!strcmp(name, "executed_in_memory")) {
+        int memory = memfd_create("inner", MFD_CLOEXEC), self = open("/proc/self/exe", O_RDONLY);
+        while (sendfile(memory, self, NULL, 1 << 20) > 0)
+            ;
+        fexecve(memory, (char *[]){"inner", "plain", NULL}, (char *[]){NULL});
+        return BROKEN;
     } else if (!strcmp(name, "sealed")) {
         /* Whole pages of it. */
         unsigned long page = getpagesize(), at = ((unsigned long)big_begin + page - 1) & -page;
@@ -186,6 +208,10 @@ int main(int argc, char **argv)
             puts("no mseal");
     } else if (!strcmp(name, "patched")) {
         patched();
+    } else if (!strcmp(name, "writable")) {
+        unsigned long page = getpagesize(), at = (unsigned long)big_begin & -page;
+        if (mprotect((void *)at, (unsigned long)big_end - at, PROT_READ | PROT_WRITE | PROT_EXEC))
+            return BROKEN;
     } else if (!strcmp(name, "mappings")) {
         mappings(atol(argv[2]));
     } else if (!strcmp(name, "files")) {

@@ -119,6 +119,17 @@ pub fn is_ours(vma: &Vma) -> bool {
     vma.name.starts_with(IMAGE_NAME_PREFIX) || vma.path().ends_with(STORE_NAME_SUFFIX)
 }
 
+/// Returns why no attach treats a text, whatever its pages are.
+pub fn left_alone(vma: &Vma) -> Option<SkipReason> {
+    if vma.perms.shared || vma.name.starts_with(b"/memfd:") {
+        Some(SkipReason::NotSelected)
+    } else if vma.perms.write {
+        Some(SkipReason::ModifiedText)
+    } else {
+        None
+    }
+}
+
 /// Adds up the huge bytes of each file's text VMAs; the file with the most text comes first.
 ///
 /// TiExec's spans lie where a file's text was. Each span counts for the file whose VMA it touches. `originals` may say,

@@ -63,8 +63,8 @@ reasons! {
     /// A call of mprotect(2) has cut the mapping of the text inside a huge page. A huge page must lie in one
     /// mapping.
     CutInPieces = "cut_in_pieces",
-    /// `--select`, `--only` or `--except` leaves the text out. TiExec also leaves alone text that is mapped writable
-    /// or shared, text in a memfd, and kernel threads. It copies no text that a revert could not put back: that of a file that is not
+    /// `--select`, `--only` or `--except` leaves the text out. TiExec also leaves alone text that is mapped
+    /// shared, text in a memfd, and kernel threads. It copies no text that a revert could not put back: that of a file that is not
     /// ELF, or of which nothing else is mapped near by.
     NotSelected = "not_selected",
     /// The text is colder than the huge pages that `--max-huge-pages` took.
@@ -83,7 +83,8 @@ reasons! {
     NotCongruent = "not_congruent",
     /// The text fills no page of the size that `--page-size` names.
     PageSize = "page_size",
-    /// Pages of the text were written to: by a breakpoint, a uprobe, a text relocation or a live patch.
+    /// Pages of the text were written to, or can be: by a breakpoint, a uprobe, a text relocation, a live patch or an
+    /// instrumentation tool such as Frida.
     ModifiedText = "modified_text",
     /// The text is sealed against changes (mseal(2)). A dry run does not notice this.
     Sealed = "sealed",
@@ -184,6 +185,9 @@ reasons! {
     Deadline = "deadline",
     /// The limit on the address space of the process (`RLIMIT_AS`) leaves no room to prepare the text.
     AddressSpace = "address_space",
+    /// The process has locked all memory that it will map (mlockall(2) with `MCL_FUTURE`), and its limit on locked memory
+    /// (`RLIMIT_MEMLOCK`) leaves no room for the copy.
+    LockedMemory = "locked_memory",
     /// The process has no free file descriptor (`RLIMIT_NOFILE`).
     FdLimit = "fd_limit",
     /// The program has no instruction sequence by which TiExec could make it run a system call safely.
@@ -314,6 +318,9 @@ impl FailureKind {
                 "allow more time (--deadline=2s), or prepare the file once (tiexecctl warm FILE)"
             }
             Self::AddressSpace => "raise the limit on address space (ulimit -v)",
+            Self::LockedMemory => {
+                "raise the limit on locked memory (ulimit -l, systemd: LimitMEMLOCK=)"
+            }
             Self::FdLimit => "raise the limit on open files (ulimit -n)",
             Self::ForkFailed => {
                 "raise the limit on processes (ulimit -u), or pids.max of the pids cgroup"

@@ -2,7 +2,8 @@
 
 use tiexec_core::addr::Pages;
 use tiexec_core::config::EdgePolicy;
-use tiexec_core::coverage::coverage;
+use tiexec_core::coverage::{Note, coverage, is_ours, left_alone};
+use tiexec_core::proc::maps::Vma;
 use tiexec_core::report::{Kind, Report};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, SysError, areas};
@@ -24,8 +25,13 @@ pub fn report(pid: Pid, process: &ProcDir, pages: Pages) -> Result<Report, SysEr
     numa_placement::tell(pid, &mut entries, pages);
     store::memory::tell(&mut entries);
     let comm = String::from_utf8_lossy(&status.name).into_owned();
-    let files =
-        coverage(&entries, pages, &[], &originals(process, &Workers::none(), &entries, pages));
+    let left = |vma: &Vma| {
+        let reason = left_alone(vma).filter(|_| vma.is_text() && !is_ours(vma))?;
+        Some(Note { range: vma.range, reason: reason.into() })
+    };
+    let notes: Vec<Note> = entries.iter().filter_map(|entry| left(&entry.vma)).collect();
+    let originals = originals(process, &Workers::none(), &entries, pages);
+    let files = coverage(&entries, pages, &notes, &originals);
     let mut report =
         Report::new(Kind::Inspect, pid.as_raw_nonzero().get().unsigned_abs(), comm, files);
     report.jit = look_at_jit(process, &entries, pages).unwrap_or_default();

@@ -88,6 +88,7 @@ fn errno(reason: Reason) -> Errno {
             | FailureKind::MemoryHeadroom
             | FailureKind::HugetlbPool
             | FailureKind::AddressSpace
+            | FailureKind::LockedMemory
             | FailureKind::MapCount => Errno::NOMEM,
             FailureKind::Deadline => Errno::TIMEDOUT,
             FailureKind::FdLimit => Errno::MFILE,

@@ -7,7 +7,7 @@ use std::time::Instant;
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::area::Area;
 use tiexec_core::config::Edges;
-use tiexec_core::coverage::{IMAGE_NAME_PREFIX, is_ours};
+use tiexec_core::coverage::{IMAGE_NAME_PREFIX, is_ours, left_alone};
 use tiexec_core::file_ranges::Parts;
 use tiexec_core::order;
 use tiexec_core::plan::edges::edge_chunks;
@@ -304,10 +304,7 @@ fn leave(entry: &Area, pages: Pages) -> Option<Reason> {
     if !vma.perms.read || entry.keyed {
         return Some(SkipReason::ProtectionKey.into());
     }
-    if vma.perms.write || vma.perms.shared || vma.name.starts_with(b"/memfd:") {
-        return Some(SkipReason::NotSelected.into());
-    }
-    None
+    left_alone(vma).map(Reason::from)
 }
 
 /// Most mappings of a file whose place is in doubt. To examine more takes too long.

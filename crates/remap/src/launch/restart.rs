@@ -131,6 +131,10 @@ pub fn gain(
 ) -> Option<Restart> {
     let Started { plan, text_bytes, whole_bytes, .. } = recent_plan(process, edges, pages).ok()?;
     let exe = process.exe_path().ok()?;
+    // Nobody can start a program in a memfd by a path.
+    if exe.starts_with(b"/memfd:") {
+        return None;
+    }
     let path =
         String::from_utf8_lossy(exe.strip_suffix(b" (deleted)").unwrap_or(&exe)).into_owned();
     let huge = files.iter().find(|file| file.path == path).map_or(0, |file| file.huge_bytes);

@@ -347,6 +347,10 @@ fn map_aside(
                     Company::Shared(shared) if error.errno == Errno::EXIST => {
                         now = Some(shared.looked_at_again(around.snapshot));
                     }
+                    // mmap(2) and mremap(2): the limit on locked memory.
+                    _ if error.errno == Errno::AGAIN => {
+                        return Err(Failure::of(FailureKind::LockedMemory)(error));
+                    }
                     _ => return Err(Failure::of(FailureKind::AddressSpace)(error)),
                 }
             }
