@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use support::attaching::ctl;
+use support::attaching::{ctl, switched};
 use support::child::eventually;
 use support::tmux::Screen;
 use support::{Run, installed, is_root, pmd_size, require, tiexecd};
@@ -129,6 +129,11 @@ fn status_and_metrics() {
         "tiexec_text_huge_bytes{rule=\"a\",unit=\"other\",backing=\"image\"}",
         "tiexec_attach_total{outcome=\"ok\",reason=\"none\"} 2\n",
         "tiexec_stop_seconds_count 2\n",
+        // One copy for each user.
+        &format!("tiexec_copies_bytes {}\n", switched(held.pid()) + switched(user.pid())),
+        "tiexec_drained 0\n",
+        "tiexec_host_splits ",
+        "tiexec_last_look_timestamp_seconds 1",
         "tiexec_store_bytes 0\n",
         "tiexec_quarantined 0\n",
         "tiexec_reconcile_seconds ",

@@ -54,10 +54,27 @@ pub(crate) struct Metrics {
     huge: Family<Huge, Gauge>,
     attach: Family<Attach, Counter>,
     stop: Histogram,
+    copies: Gauge,
     store: Gauge,
     quarantined: Gauge,
+    drained: Gauge,
+    host_splits: Gauge,
     reconcile: Seconds,
+    looked: Gauge,
     taken: Gauge,
+}
+
+/// What the agent knows at the moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Figures {
+    pub(crate) shares: Vec<Share>,
+    /// Bytes of copies, each counted once, however many processes execute it.
+    pub(crate) copies_bytes: u64,
+    pub(crate) store_bytes: u64,
+    /// The number of builds in quarantine.
+    pub(crate) quarantined: usize,
+    pub(crate) drained: bool,
+    pub(crate) host_splits: bool,
 }
 
 /// The share of a process in the sums.
@@ -81,18 +98,35 @@ impl Metrics {
         let (text, huge, attach) = (Family::default(), Family::default(), Family::default());
         // A stop lasts 0.1 to 10 ms. A hostile program can make it last a second.
         let stop = Histogram::new([0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.1, 1.0]);
-        let (store, quarantined, reconcile, taken) =
-            (Gauge::default(), Gauge::default(), Seconds::default(), Gauge::default());
+        let [copies, store, quarantined, drained, host_splits, looked, taken] =
+            std::array::from_fn(|_| Gauge::default());
+        let reconcile = Seconds::default();
         registry.register("text_bytes", "Text of processes that were attached to", text.clone());
         registry.register("text_huge_bytes", "Bytes of it on huge pages", huge.clone());
         registry.register("attach", "Attaches, by outcome", attach.clone());
         registry.register("stop_seconds", "Time for which a thread was stopped", stop.clone());
+        registry.register(
+            "copies_bytes",
+            "Memory of copies of text, each counted once",
+            copies.clone(),
+        );
         registry.register("store_bytes", "Memory of the image store", store.clone());
         registry.register("quarantined", "Builds in quarantine", quarantined.clone());
+        registry.register("drained", "1 after tiexecctl agent drain", drained.clone());
+        registry.register(
+            "host_splits",
+            "1 if the host of this machine splits huge pages",
+            host_splits.clone(),
+        );
         registry.register(
             "reconcile_seconds",
             "Time that the last look at all processes took",
             reconcile.clone(),
+        );
+        registry.register(
+            "last_look_timestamp_seconds",
+            "When the agent last looked at all processes, in seconds since 1970",
+            looked.clone(),
         );
         registry.register(
             "figures_timestamp_seconds",
@@ -103,7 +137,21 @@ impl Metrics {
         let build: Family<Build, Gauge> = Family::default();
         build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
         registry.register("build_info", "The version of tiexecd", build);
-        Self { registry, text, huge, attach, stop, store, quarantined, reconcile, taken }
+        Self {
+            registry,
+            text,
+            huge,
+            attach,
+            stop,
+            copies,
+            store,
+            quarantined,
+            drained,
+            host_splits,
+            reconcile,
+            looked,
+            taken,
+        }
     }
 
     /// Counts an attach.
@@ -116,17 +164,19 @@ impl Metrics {
         }
     }
 
-    pub(crate) fn set_reconcile(&self, seconds: f64) {
+    /// Notes that a look at all processes has ended, which took so many seconds.
+    pub(crate) fn note_look(&self, seconds: f64) {
         self.reconcile.set(seconds);
+        self.looked.set(gauge(now()));
     }
 
     /// Returns the figures in the text format of Prometheus. promtool and node_exporter's textfile collector cannot
     /// read OpenMetrics, which names a counter without its `_total` and ends with a mark.
-    pub(crate) fn text(&self, shares: &[Share], store_bytes: u64, quarantined: usize) -> String {
+    pub(crate) fn text(&self, figures: &Figures) -> String {
         self.text.clear();
         self.huge.clear();
         let mut units: BTreeSet<(&str, &str)> = BTreeSet::new();
-        for share in shares {
+        for share in &figures.shares {
             let unit = share.unit.as_deref().unwrap_or("other");
             let known = units.contains(&(&*share.rule, unit));
             let unit = if known || units.len() < MOST { unit } else { "other" };
@@ -140,8 +190,11 @@ impl Metrics {
             }
         }
         self.taken.set(gauge(now()));
-        self.store.set(gauge(store_bytes));
-        self.quarantined.set(i64::try_from(quarantined).unwrap_or(i64::MAX));
+        self.copies.set(gauge(figures.copies_bytes));
+        self.store.set(gauge(figures.store_bytes));
+        self.quarantined.set(i64::try_from(figures.quarantined).unwrap_or(i64::MAX));
+        self.drained.set(figures.drained.into());
+        self.host_splits.set(figures.host_splits.into());
         let mut text = String::new();
         match encode(&mut text, &self.registry) {
             Ok(()) => text

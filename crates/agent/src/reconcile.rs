@@ -679,7 +679,7 @@ impl<'a> Agent<'a> {
         self.known.retain(|pid, _| alive.contains(pid));
         self.begun.retain(&alive);
         self.forked.begin_anew(&alive);
-        self.metrics.set_reconcile(now.elapsed().as_secs_f64());
+        self.metrics.note_look(now.elapsed().as_secs_f64());
         self.first.retain(|_, since| since.elapsed() < REMEMBERED);
         self.refused.retain(|_, since| since.elapsed() < PENALTY);
         self.spent.values_mut().for_each(|spent| *spent /= 2);

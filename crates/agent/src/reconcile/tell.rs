@@ -13,7 +13,7 @@ use tiexec_sys::{Pid, peer, pidfd};
 
 use super::{Agent, Known, Last, Level};
 use crate::decide::held_back;
-use crate::metrics::Share;
+use crate::metrics::Figures;
 use crate::off::Off;
 
 /// How often the figures are published.
@@ -68,9 +68,14 @@ impl Agent<'_> {
     }
 
     fn figures(&self) -> String {
-        let shares: Vec<Share> = self.lasts().map(|(.., last)| last.share.clone()).collect();
-        let store = directory::used_by_the_systems().unwrap_or(0);
-        self.metrics.text(&shares, store, self.state.quarantine.len())
+        self.metrics.text(&Figures {
+            shares: self.lasts().map(|(.., last)| last.share.clone()).collect(),
+            copies_bytes: self.copies_of(|_| true),
+            store_bytes: directory::used_by_the_systems().unwrap_or(0),
+            quarantined: self.state.quarantine.len(),
+            drained: self.off == Some(Off::Drained),
+            host_splits: self.machine.splits,
+        })
     }
 
     /// Publishes the figures, if a callback is set and the last call is at least [`PUBLISH`] ago.

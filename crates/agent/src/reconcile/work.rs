@@ -177,7 +177,7 @@ impl Agent<'_> {
             }
         }
         let jobs: Vec<Job<'_>> = wanted.iter().map(|one| self.job(one)).collect();
-        let counted = self.copies(None).into_keys().collect();
+        let counted = self.copies(|known| known.launched_by.is_none()).into_keys().collect();
         let known = |file: &FileState| self.builds.get(file).cloned();
         let told = treat::all(&jobs, self.given(&known, None), counted, || {
             let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
@@ -256,15 +256,20 @@ impl Agent<'_> {
     /// Returns how many bytes of copies may still be made under the rules, or for the launches of one user. A process says
     /// itself how large its copies are, and every user may launch, so that launches leave the rules their room.
     pub(super) fn copies_left(&self, launched_by: Option<&Whose>) -> u64 {
-        let made = self.copies(launched_by).into_values().fold(0, u64::saturating_add);
+        let made = self.copies_of(|known| known.launched_by.as_ref() == launched_by);
         self.rules.limits.max_copies.saturating_sub(made)
     }
 
-    /// Returns all copies under the rules, or for the launches of one user, and the bytes of each. Processes may share one.
-    fn copies(&self, launched_by: Option<&Whose>) -> HashMap<FileId, u64> {
+    /// Returns the bytes of the copies of some processes.
+    pub(super) fn copies_of(&self, counts: impl Fn(&Known) -> bool) -> u64 {
+        self.copies(counts).into_values().fold(0, u64::saturating_add)
+    }
+
+    /// Returns the copies of some processes, and the bytes of each. Processes may share one.
+    fn copies(&self, counts: impl Fn(&Known) -> bool) -> HashMap<FileId, u64> {
         let mut all = HashMap::new();
-        let counts = |known: &&Known| known.launched_by.as_ref() == launched_by;
-        for &(copy, bytes) in self.known.values().filter(counts).flat_map(|known| &known.copies) {
+        let processes = self.known.values().filter(|known| counts(known));
+        for &(copy, bytes) in processes.flat_map(|known| &known.copies) {
             let most: &mut u64 = all.entry(copy).or_default();
             *most = bytes.max(*most);
         }
