@@ -59,12 +59,19 @@ fn killed(server: &Server) {
 /// Returns a server on copies, as a killed canary leaves it. The loop is needed because a canary that is killed on base
 /// pages leaves no trace.
 fn left_on_copies() -> Server {
+    left_on_copies_beside(|_| ()).0
+}
+
+/// As [`left_on_copies`], while something else runs beside the server.
+fn left_on_copies_beside<T>(other: impl Fn(&Server) -> T) -> (Server, T) {
     loop {
         let server = Server::start(100, 1);
+        let beside = other(&server);
         killed(&server);
         if switched(server.pid()) > 0 {
-            return server;
+            return (server, beside);
         }
+        drop(beside);
         server.finish();
     }
 }
@@ -109,11 +116,16 @@ fn by_its_death_while_another_tracer_holds_the_server() {
     server.finish();
 }
 
+/// An agent without rules looks at all processes once a minute. It notices the canary's death sooner.
 #[test]
 fn by_its_death_and_the_agent_reverts() {
     require!(is_root(), "files in a directory of root's");
-    let server = left_on_copies();
-    let agent = server.agent();
+    let (server, agent) = left_on_copies_beside(|server| {
+        let agent = server.agent();
+        let socket = std::path::Path::new("/run/tiexec/agent.sock");
+        eventually("the agent has begun", || socket.exists());
+        agent
+    });
     server.eventually_plain();
     eventually("the record is gone", || !server.state().join("canary.json").exists());
     agent.signal(libc::SIGTERM);

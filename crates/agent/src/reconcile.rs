@@ -54,6 +54,8 @@ pub const EVERY: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_secs(1);
 /// The longest wait between two checks for events and ends of processes.
 const TICK: Duration = Duration::from_millis(500);
+/// The longest wait between two checks whether a canary was killed.
+const CANARY: Duration = Duration::from_secs(5);
 /// The least time between two reads of events, so that a process which causes events without end does not keep the
 /// agent busy.
 const SPACING: Duration = Duration::from_millis(100);
@@ -179,7 +181,9 @@ pub struct Agent<'a> {
     proving: Option<Proving>,
     /// The builds whose canary failed, and when.
     unproven: Vec<(Unproved, Instant)>,
-    /// The time at which the agent last reverted the processes of a killed canary.
+    /// The time at which the agent last checked whether a canary was killed.
+    canary_seen: Option<Instant>,
+    /// The time at which the agent last could not revert a process of a killed canary.
     reverted_left: Option<Instant>,
     machine: Machine,
     /// The reason why the agent starts no work, if a file stops it.
@@ -255,6 +259,7 @@ impl<'a> Agent<'a> {
             to_prove: VecDeque::new(),
             proving: None,
             unproven: Vec::new(),
+            canary_seen: None,
             reverted_left: None,
             machine,
             off: None,
@@ -375,6 +380,9 @@ impl<'a> Agent<'a> {
             self.see_aside();
             // A release from quarantine concerns processes that wait for nothing else.
             self.read_state();
+            if self.canary_seen.is_none_or(|last| last.elapsed() >= CANARY) {
+                self.see_canary();
+            }
             self.read_events();
             self.read_pods();
             self.see_ends();
@@ -517,6 +525,7 @@ impl<'a> Agent<'a> {
 
     /// Reverts the processes of a killed canary. Returns the processes of a live canary: the agent leaves these alone.
     fn see_canary(&mut self) -> BTreeSet<Member> {
+        self.canary_seen = Some(Instant::now());
         let Some(canaries) = self.canaries.as_ref().filter(|canaries| canaries.has_record()) else {
             return BTreeSet::new();
         };
@@ -527,8 +536,8 @@ impl<'a> Agent<'a> {
             Ok(Some(_)) | Err(_) => return BTreeSet::new(),
             Ok(None) => return canaries.members(),
         };
-        self.reverted_left = Some(Instant::now());
         let TakenBack { reverted, failed, aside } = taken;
+        self.reverted_left = (!failed.is_empty()).then(Instant::now);
         for pid in reverted {
             self.say(Level::Info, &format!("{pid}: reverted, because its canary was killed"));
         }
@@ -654,7 +663,6 @@ impl<'a> Agent<'a> {
     fn look_at_all(&mut self) {
         self.read_rules();
         self.read_verdicts();
-        self.see_canary();
         let now = Instant::now();
         self.looked_at_all = Some(now);
         self.surroundings.look_again();
@@ -756,7 +764,7 @@ impl<'a> Agent<'a> {
         let next = due.into_iter().chain(old).min();
         let next = next.map_or(EVERY, |next| next.saturating_duration_since(now));
         let idle = least.is_none() && self.guard.is_empty();
-        let longest = if idle && self.aside.is_none() { EVERY / 2 } else { TICK };
+        let longest = if idle && self.aside.is_none() { CANARY } else { TICK };
         let longest = if self.publish.is_some() { longest.min(tell::PUBLISH) } else { longest };
         let clients = [
             self.server.as_ref().and_then(Server::patience),
