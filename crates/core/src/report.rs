@@ -52,46 +52,40 @@ impl Outcome {
     }
 }
 
-/// The cost of a launch, counted by the helper.
+/// The cost of a launch or of an attach, counted by the process that did the work.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct LaunchCost {
+pub struct Cost {
     /// The backing of most of what was planned.
     pub backing: Option<Backing>,
-    /// Microseconds for which the program was held before its first instruction.
+    /// The thread that an attach stopped; the other threads ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thread: Option<u32>,
+    /// Microseconds for which that thread stood, or for which a launch held the program before its first instruction.
     pub stop_us: u64,
-    /// Microseconds for which it was held after `ld.so` was done; `None` if it was not held then.
-    pub linked_stop_us: Option<u64>,
-    /// System calls that the program made for us, those on its way home included.
+    /// The second stop of a launch.
+    #[serde(flatten)]
+    pub linked: Option<LinkedStop>,
+    /// System calls that the process made for TiExec, those on its way home included.
     pub remote_syscalls: u32,
     /// Bytes copied from files into images.
     pub bytes_copied: u64,
-    /// True if the program was moved to where its text is congruent.
-    pub rebased: bool,
-    /// Why something was done in a worse way than planned.
+    /// Whether a launch moved the program to where its text is congruent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rebased: Option<bool>,
+    /// Why something was done in a worse way than could be.
     pub setback: Option<String>,
+    /// Whether the thread that an attach stopped saw that a system call of its own was interrupted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interrupted: Option<bool>,
     /// The parts that were planned to be huge.
     pub spans: Vec<Span>,
 }
 
-/// The cost of an attach, counted by the process that did it.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct AttachCost {
-    /// The backing of most of what was planned.
-    pub backing: Option<Backing>,
-    /// The thread that was stopped.
-    pub thread: u32,
-    /// Microseconds for which it stood still; the other threads ran.
-    pub stop_us: u64,
-    /// System calls that the thread made for us.
-    pub remote_syscalls: u32,
-    /// Bytes copied from files into images.
-    pub bytes_copied: u64,
-    /// Why something was done in a worse way than could be.
-    pub setback: Option<String>,
-    /// True if the thread saw that a system call of its own was interrupted.
-    pub interrupted: bool,
-    /// The parts that were planned to be huge.
-    pub spans: Vec<Span>,
+/// The stop of a launched program after `ld.so` was done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct LinkedStop {
+    /// Microseconds for which the program was held; `None` if it was not held then.
+    pub linked_stop_us: Option<u64>,
 }
 
 /// An area of code that a process makes itself: anonymous executable memory.
@@ -166,10 +160,10 @@ pub struct Report {
     /// Each file.
     pub files: Vec<FileCoverage>,
     /// The cost of the launch.
-    pub launch: Option<LaunchCost>,
+    pub launch: Option<Cost>,
     /// The cost of the attach.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub attach: Option<AttachCost>,
+    pub attach: Option<Cost>,
     /// The huge pages that a budget took, and why.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<Choice>,
@@ -392,7 +386,7 @@ impl Report {
                 launch.stop_us / 1000,
                 launch.stop_us % 1000 / 10
             ));
-            if let Some(us) = launch.linked_stop_us {
+            if let Some(us) = launch.linked.and_then(|linked| linked.linked_stop_us) {
                 parts.push(format!("entry stop {}.{:02} ms", us / 1000, us % 1000 / 10));
             }
             parts.push(format!("{} remote syscalls", launch.remote_syscalls));

@@ -4,7 +4,7 @@ use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::coverage::{FileCoverage, Rest};
 use tiexec_core::plan::{Backing, Means, Plan, Span, plan};
 use tiexec_core::proc::maps::{FileId, Perms, Vma};
-use tiexec_core::report::{Kind, LaunchCost, Outcome, Report};
+use tiexec_core::report::{Cost, Kind, LinkedStop, Outcome, Report};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_core::snapshot::Snapshot;
 
@@ -56,14 +56,16 @@ fn mysqld() -> Report {
     files.extend((1..=12).map(|number| small(&format!("/usr/lib/lib{number}.so"), 256)));
     let mut report = Report::new(Kind::Launch, 4242, "mysqld".to_owned(), files);
     report.unit = Some("mysql.service".to_owned());
-    report.launch = Some(LaunchCost {
+    report.launch = Some(Cost {
         backing: Some(Backing::Image),
-        linked_stop_us: Some(310),
+        thread: None,
         stop_us: 110,
+        linked: Some(LinkedStop { linked_stop_us: Some(310) }),
         remote_syscalls: 9,
         bytes_copied: 52 * MIB,
-        rebased: false,
+        rebased: Some(false),
         setback: None,
+        interrupted: None,
         spans: vec![span(0x80_0000, 0x3c0_0000, 0x40_0000)],
     });
     report

@@ -305,22 +305,10 @@ fn treated(
     attach: impl FnOnce() -> Result<Attached, Failure>,
 ) -> Result<Treated, Failure> {
     let Policy { select, pages, .. } = order.policy;
-    let attached = if select.text() {
-        attach()?
-    } else {
-        let plan = Plan { huge: pages.pmd, rebase: None, texts: Vec::new() };
-        Attached {
-            plan,
-            failure: None,
-            setback: None,
-            stop: None,
-            from_outside: 0,
-            bytes_copied: 0,
-            smaps_for: None,
-        }
-    };
+    let attached =
+        if select.text() { attach()? } else { Attached::planned(Plan::nothing(pages.pmd)) };
     let jit = if select.jit { collapse_jit(order)? } else { Vec::new() };
-    let mut report = tiexec_remap::attach::report(order, &attached);
+    let mut report = tiexec_remap::verify::report(order, &attached);
     report.jit = jit;
     Ok(Treated { attached, report })
 }

@@ -37,6 +37,7 @@ pub mod systemd_units;
 mod target_file;
 pub mod trusted_directory;
 mod users;
+pub mod verify;
 pub mod warm;
 pub mod workers;
 

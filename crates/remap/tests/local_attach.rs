@@ -6,12 +6,11 @@ use std::time::Duration;
 use tiexec_core::config::EdgePolicy;
 use tiexec_core::plan::Backing;
 use tiexec_core::select::Select;
-use tiexec_remap::attach::{
-    AttachOrder, PrivateCopies, attach_here, calls_here, report, revert_here,
-};
+use tiexec_remap::attach::{AttachOrder, PrivateCopies, attach_here, calls_here, revert_here};
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::sources::Sources;
+use tiexec_remap::verify::report;
 use tiexec_remap::workers::Workers;
 use tiexec_sys::local::Calls;
 use tiexec_sys::{process, thp};

@@ -189,6 +189,11 @@ impl Plan {
         self.spans_by(backing).map(|span| span.range.len()).sum()
     }
 
+    /// Returns a plan for nothing, with huge pages of that size.
+    pub const fn nothing(huge: PageSize) -> Self {
+        Self { huge, rebase: None, texts: Vec::new() }
+    }
+
     /// Returns the bytes of all text, huge or not.
     pub fn text_bytes(&self) -> u64 {
         self.texts.iter().map(|text| text.vma.range.len()).sum()

@@ -19,7 +19,6 @@ mod stored;
 mod switching;
 mod texts;
 mod thread;
-mod verify;
 mod waits;
 mod written;
 
@@ -55,7 +54,6 @@ pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert, revert_here};
 pub(crate) use stored::find as find_stored;
 use thread::{Begun, Seeker};
-pub use verify::report;
 use waits::{Wait, Waits};
 
 use crate::images::Images;
@@ -104,7 +102,7 @@ pub enum PrivateCopies {
     None,
 }
 
-/// The result of an attach.
+/// The result of an attach, or of a launch, which is an attach at the exec stop.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Attached {
     /// The plan.
@@ -121,6 +119,19 @@ pub struct Attached {
     pub bytes_copied: u64,
     /// Why smaps was read, if it was.
     pub smaps_for: Option<SmapsFor>,
+    /// The part that only a launch has; `None` for a process that ran before.
+    pub start: Option<AtStart>,
+}
+
+/// The part of [`Attached`] that only a launch has.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct AtStart {
+    /// How long the program was held once `ld.so` was done; `None` if it was not held then.
+    pub linked: Option<Duration>,
+    /// True if the program was moved to where its text is congruent.
+    pub rebased: bool,
+    /// Why the program could not be stopped once `ld.so` was done.
+    pub unwatched: Option<Failure>,
 }
 
 /// The cost of one stop of one thread.
@@ -153,6 +164,34 @@ impl AttachOrder<'_> {
 }
 
 impl Attached {
+    /// Returns a result that has only a plan: nothing is done yet.
+    pub const fn planned(plan: Plan) -> Self {
+        Self {
+            plan,
+            failure: None,
+            setback: None,
+            stop: None,
+            from_outside: 0,
+            bytes_copied: 0,
+            smaps_for: None,
+            start: None,
+        }
+    }
+
+    /// Adds what a launch has done in its second stop, once `ld.so` was done.
+    pub(crate) fn join(&mut self, linked: Self) {
+        self.plan.join(linked.plan);
+        self.failure = linked.failure.or(self.failure.take());
+        self.setback = self.setback.take().or(linked.setback);
+        self.bytes_copied += linked.bytes_copied;
+        if let (Some(stop), Some(second)) = (&mut self.stop, linked.stop) {
+            stop.counts.calls += second.counts.calls;
+        }
+        if let Some(start) = &mut self.start {
+            start.linked = linked.stop.map(|stop| stop.lasted);
+        }
+    }
+
     /// Returns whether the attach changed anything in the process.
     pub fn touched_it(&self) -> bool {
         self.stop.is_some() || self.from_outside > 0

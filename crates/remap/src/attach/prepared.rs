@@ -218,15 +218,7 @@ pub(crate) fn prepare(
         }
         plan = plan_running(&around, &texts.texts);
     }
-    let attached = Attached {
-        plan,
-        failure: None,
-        setback,
-        stop: None,
-        from_outside: 0,
-        bytes_copied: 0,
-        smaps_for,
-    };
+    let attached = Attached { setback, smaps_for, ..Attached::planned(plan) };
     let locks = status.locked > 0;
     // If smaps was read, it has shown which text has keys.
     let keys = smaps_for.is_none() && process::has_protection_keys();

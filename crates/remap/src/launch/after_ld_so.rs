@@ -27,7 +27,9 @@ use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::target::Target;
 use tiexec_tracee::threads::{self, Takes};
 
-use crate::attach::{AttachOrder, Attached, Prepared, PrivateCopies, find_stored, prepare};
+use crate::attach::{
+    AttachOrder, Attached, Prepared, PrivateCopies, StopCost, find_stored, prepare,
+};
 use crate::images::Images;
 use crate::launch::helper_end::{lets_child_in, refused};
 use crate::objects::Object;
@@ -114,7 +116,10 @@ pub(crate) fn switch(
         prepared.attached.failure.get_or_insert(failure);
     }
     prepared.give_up();
-    Ok((session, prepared.attached))
+    let mut attached = prepared.attached;
+    let (lasted, counts) = (stopped.since.elapsed(), session.counts());
+    attached.stop = Some(StopCost { tid, lasted, counts, shown: false });
+    Ok((session, attached))
 }
 
 /// Returns whether objects are copied into the image store only: unless the settings ask for copies. A compiler's

@@ -6,7 +6,6 @@ mod copies;
 mod helper_end;
 mod rebase;
 pub mod restart;
-mod verify;
 
 use std::cell::Cell;
 use std::ffi::OsStr;
@@ -35,16 +34,16 @@ use tiexec_tracee::remote::{self, Advice};
 use tiexec_tracee::running;
 use tiexec_tracee::session::{Counts, Session};
 
+use crate::attach::{AtStart, Attached, StopCost};
 use crate::image::Filled;
 use crate::objects::{Expected, Object, chunks_of};
 use crate::order::Order;
 use crate::policy::Policy;
 use crate::program::Program;
-use crate::{objects, pagecache};
+use crate::{objects, pagecache, verify};
 
 use self::after_ld_so::Linker;
 use self::helper_end::{lets_child_in, reap, refused};
-use self::verify::{Cost, Found};
 
 /// With at least this many bytes to relocate, `ld.so` takes long enough for TiExec to catch it by polling.
 const LONG_RELOCATION: u64 = 512 << 10;
@@ -93,11 +92,10 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
     {
         match work.watch_linker(&session) {
             Ok(watch) => return work.go_on_to_objects(session, watch, expected, before_release),
-            Err(failure) => work.unwatched = Some(failure),
+            Err(failure) => work.start().unwatched = Some(failure),
         }
     }
-    work.held = stop.since.elapsed();
-    work.counted = Some(session.counts());
+    work.note_stop(stop.since.elapsed(), session.counts());
     let launched = work.finish(failure);
     release(order, session, &launched, before_release);
 }
@@ -143,19 +141,8 @@ struct Work<'a> {
     /// [`Order::is_foreign`] at the exec stop, where the program's credentials cannot change.
     foreign: bool,
     program: Option<Program>,
-    plan: Option<Plan>,
-    filled: Filled,
-    /// Why something was done in a worse way than planned.
-    setback: Option<Failure>,
-    rebased: bool,
-    /// How long the program was held at the exec stop.
-    held: Duration,
-    /// How long the program was held once `ld.so` was done.
-    held_linked: Option<Duration>,
-    /// Counters of the calls that the program made for TiExec; `None` if it made none.
-    counted: Option<Counts>,
-    /// Why the program could not be stopped once `ld.so` was done.
-    unwatched: Option<Failure>,
+    /// The work so far. Its plan is empty until the program has been looked at, and its start is never `None`.
+    attached: Attached,
 }
 
 impl<'a> Work<'a> {
@@ -165,15 +152,20 @@ impl<'a> Work<'a> {
             stop,
             foreign: order.is_foreign(),
             program: None,
-            plan: None,
-            filled: Filled::default(),
-            setback: None,
-            rebased: false,
-            held: Duration::ZERO,
-            held_linked: None,
-            counted: None,
-            unwatched: None,
+            attached: Attached {
+                start: Some(AtStart::default()),
+                ..Attached::planned(Plan::nothing(order.policy.pages.pmd))
+            },
         }
+    }
+
+    fn start(&mut self) -> &mut AtStart {
+        self.attached.start.get_or_insert_default()
+    }
+
+    /// Notes the cost of the exec stop.
+    fn note_stop(&mut self, lasted: Duration, counts: Counts) {
+        self.attached.stop = Some(StopCost { tid: self.stop.pid, lasted, counts, shown: false });
     }
 
     /// Takes the snapshot, plans, and begins the session that carries the plan out.
@@ -186,7 +178,7 @@ impl<'a> Work<'a> {
         let gadgets =
             gadgets::find(&memory, &program.snapshot, RemoteAddr::new(interpreter), &program.exe);
         let program = self.program.insert(program);
-        self.plan = Some(program.plan(true));
+        self.attached.plan = program.plan(true);
         self.use_store();
 
         let no_gadget = "the program has no `syscall; ret`, or no signal return, of its own";
@@ -207,7 +199,7 @@ impl<'a> Work<'a> {
         if !dynamic || !policy.select.dso || policy.dry_run {
             return None;
         }
-        if refuse_with.is_some() && self.filled.shortfall.is_some() {
+        if refuse_with.is_some() && self.attached.failure.is_some() {
             return None;
         }
         let expected = match objects {
@@ -254,7 +246,7 @@ impl<'a> Work<'a> {
         before_release: impl FnOnce(&Launched),
     ) {
         let (order, gadgets) = (self.order, session.gadgets());
-        self.held = self.stop.since.elapsed();
+        let held = self.stop.since.elapsed();
         // With `refuse_with` the program must not run a single instruction of its own, so it stops at each
         // call.
         let by_looks = expected.relro >= LONG_RELOCATION && order.refuse_with.is_none();
@@ -264,7 +256,7 @@ impl<'a> Work<'a> {
         let look = linker.as_mut();
         let reached = watch.wait(session, look.map(|linker| || linker.look()));
         if let Ok((counts, _)) = reached {
-            self.counted = Some(counts);
+            self.note_stop(held, counts);
         }
         let stopped = match reached {
             Ok((_, Some(stopped))) => stopped,
@@ -279,18 +271,11 @@ impl<'a> Work<'a> {
                 return;
             }
         };
-        let left = order.policy.deadline.saturating_sub(self.held);
+        let left = order.policy.deadline.saturating_sub(held);
         match after_ld_so::switch(order, &stopped, gadgets, reap(), left) {
-            Ok((session, attached)) => {
-                self.held_linked = Some(stopped.since.elapsed());
-                let before = self.counted.unwrap_or_default();
-                self.counted = Some(Counts { calls: before.calls + session.counts().calls });
-                self.filled.copied += attached.bytes_copied;
-                self.setback = self.setback.take().or(attached.setback);
-                if let Some(plan) = &mut self.plan {
-                    plan.join(attached.plan);
-                }
-                let launched = self.finish(attached.failure);
+            Ok((session, linked)) => {
+                self.attached.join(linked);
+                let launched = self.finish(None);
                 release(order, session, &launched, before_release);
             }
             Err(failure) => {
@@ -306,7 +291,8 @@ impl<'a> Work<'a> {
 
     /// Finds the program's image in the store, or builds it, if something must be copied and the store may be used.
     fn use_store(&mut self) {
-        let (Some(program), Some(plan)) = (&mut self.program, &mut self.plan) else { return };
+        let Some(program) = &mut self.program else { return };
+        let Attached { plan, setback, .. } = &mut self.attached;
         if !self.order.policy.sources.store || plan.span_bytes_by(Backing::Image) == 0 {
             return;
         }
@@ -314,7 +300,7 @@ impl<'a> Work<'a> {
         match program.find_in_store(self.order, self.foreign, deadline) {
             Ok(true) => *plan = program.plan(true),
             Ok(false) => {}
-            Err(failure) => self.setback = Some(failure),
+            Err(failure) => *setback = Some(failure),
         }
     }
 
@@ -338,20 +324,22 @@ impl<'a> Work<'a> {
         self.move_program(session)?;
         if let Some(failure) = self.switch_to_store(session)? {
             // A memfd can hold the text that the store cannot give.
-            self.setback = Some(failure);
+            self.attached.setback = Some(failure);
             if let Some(program) = &mut self.program {
                 program.stored = None;
-                self.plan = Some(program.plan(false));
+                self.attached.plan = program.plan(false);
             }
         }
-        let (Some(program), Some(plan)) = (&self.program, &self.plan) else { return Ok(()) };
+        let Some(program) = &self.program else { return Ok(()) };
+        let deadline = self.deadline();
+        let Attached { plan, failure, bytes_copied, .. } = &mut self.attached;
         let filled = match self.order.policy.sources.copy {
             Some(backing) => {
-                copies::by_memfd(session, self.order, program, plan, backing, self.deadline())?
+                copies::by_memfd(session, self.order, program, plan, backing, deadline)?
             }
             None => Filled::default(),
         };
-        self.filled = filled;
+        (*failure, *bytes_copied) = (filled.shortfall, filled.copied);
         copies::edges_by_pagecache(session, program, plan)?;
         for span in plan.spans_by(Backing::Pagecache) {
             // One fault maps the whole range. If the kernel refuses this, it maps the pages when they are first
@@ -363,8 +351,8 @@ impl<'a> Work<'a> {
 
     /// Switches what the plan takes from the store. Returns the failure if the store refused it.
     fn switch_to_store(&self, session: &mut Session) -> Result<Option<Failure>, Failure> {
-        let (Some(program), Some(plan)) = (&self.program, &self.plan) else { return Ok(None) };
-        match copies::by_store(session, program, plan) {
+        let Some(program) = &self.program else { return Ok(None) };
+        match copies::by_store(session, program, &self.attached.plan) {
             Ok(()) => Ok(None),
             Err(failure) if failure.reason == FailureKind::StoreRefused => Ok(Some(failure)),
             Err(failure) => Err(failure),
@@ -373,20 +361,19 @@ impl<'a> Work<'a> {
 
     /// Moves the program if that is planned. If it cannot be moved, makes a plan for its present address.
     fn move_program(&mut self, session: &mut Session) -> Result<(), Failure> {
-        let (Some(program), Some(plan)) = (&mut self.program, &mut self.plan) else {
-            return Ok(());
-        };
+        let Some(program) = &mut self.program else { return Ok(()) };
+        let Attached { plan, setback, start, .. } = &mut self.attached;
         let Some(rebase) = &plan.rebase else { return Ok(()) };
         let (process, base) = (self.order.process, self.order.policy.pages.base);
         match rebase::rebase(session, process, &program.image, rebase, &program.auxv, base) {
             Ok(()) => {
-                self.rebased = true;
+                start.get_or_insert_default().rebased = true;
                 program.snapshot = rebase.applied(&program.snapshot);
                 program.image = rebase.moved_image(&program.image);
             }
             Err(failure) if failure.reason == FailureKind::RebaseFailed => {
                 *plan = program.plan(false);
-                self.setback = Some(failure);
+                *setback = Some(failure);
             }
             Err(failure) => return Err(failure),
         }
@@ -395,30 +382,19 @@ impl<'a> Work<'a> {
 
     /// Asks the kernel what is PMD-mapped now, and writes the report.
     fn finish(&mut self, failure: Option<Failure>) -> Launched {
-        let mut failure = failure.or_else(|| self.filled.shortfall.clone());
-        if failure.is_some() && ptrace::registers(self.stop.pid).is_err() {
+        let attached = &mut self.attached;
+        attached.failure = failure.or(attached.failure.take());
+        if attached.failure.is_some() && ptrace::registers(self.stop.pid).is_err() {
             // The program is dead, which explains any failure.
-            failure = Some(TraceError::Gone.into());
+            attached.failure = Some(TraceError::Gone.into());
         }
-        let found = Found {
-            plan: self.plan.take(),
-            failure,
-            unwatched: self.unwatched.take(),
-            cost: self.counted.map(|counted| Cost {
-                held: self.held,
-                held_linked: self.held_linked,
-                remote_syscalls: counted.calls,
-                bytes_copied: self.filled.copied,
-                rebased: self.rebased,
-                setback: self.setback.take(),
-            }),
-        };
-        let report = verify::report(self.order, &self.stop, &found);
+        let report = verify::report_launch(self.order, self.stop.pid, attached);
         let wanted = self.order.policy.dry_run && self.order.policy.select.dso;
         let objects = wanted
             .then(|| after_ld_so::expected(&self.order.policy, &self.objects(), self.deadline()));
         let objects = objects.filter(|plan| !plan.texts.is_empty());
-        Launched { report, plan: found.plan, objects, dry_run_status: Cell::new(0) }
+        let plan = Some(self.attached.plan.clone()).filter(|plan| !plan.texts.is_empty());
+        Launched { report, plan, objects, dry_run_status: Cell::new(0) }
     }
 }
 

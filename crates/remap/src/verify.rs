@@ -1,0 +1,197 @@
+//! Reports what the kernel says is PMD-mapped after a launch or an attach.
+
+use std::time::Duration;
+
+use tiexec_core::coverage::{Note, coverage, is_ours};
+use tiexec_core::plan::Plan;
+use tiexec_core::proc::maps::Vma;
+use tiexec_core::report::{Cost, Kind, LinkedStop, Outcome, Report};
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
+use tiexec_sys::areas::Seen;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, areas, thp};
+use tiexec_tracee::Failure;
+
+use crate::attach::{AttachOrder, Attached};
+use crate::launch::restart;
+use crate::mapped::originals;
+use crate::order::Order;
+use crate::policy::Policy;
+use crate::{numa_placement, store, systemd_units};
+
+/// Looks at a process after an attach, and writes the report.
+pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
+    let AttachOrder { target, workers, policy, .. } = *order;
+    let process = &target.process;
+    let none = |_gone| Seen { areas: Vec::new(), smaps_for: None };
+    let seen = areas::look_at(&target.space, process, policy.pages).unwrap_or_else(none);
+    let smaps_for = attached.smaps_for.or(seen.smaps_for);
+    let originals = originals(process, workers, &seen.areas, policy.pages);
+    let of = Subject { pid: target.pid, process, policy, in_full: true };
+    let mut report = of.report(seen, &originals, attached);
+    report.smaps_for = smaps_for;
+    let pages = thp::pages().unwrap_or(policy.pages);
+    report.restart = restart::gain(process, &report.files, policy.edges, pages);
+    report
+}
+
+/// Looks at a program after its launch, before it has run, and writes the report.
+pub(crate) fn report_launch(order: &Order<'_>, pid: Pid, attached: &Attached) -> Report {
+    let Order { process, policy, wants_report, .. } = *order;
+    let none = |_gone| Seen { areas: Vec::new(), smaps_for: None };
+    let seen = areas::look(process, policy.pages).unwrap_or_else(none);
+    let texts = attached.plan.texts.iter().map(|text| text.vma.clone());
+    let originals: Vec<Vma> = texts.filter(|vma| !is_ours(vma)).collect();
+    Subject { pid, process, policy, in_full: wants_report }.report(seen, &originals, attached)
+}
+
+/// The process that a report is about.
+struct Subject<'a> {
+    pid: Pid,
+    process: &'a ProcDir,
+    policy: Policy,
+    /// False if nobody reads the process's name, its unit, its nodes and its memory.
+    in_full: bool,
+}
+
+impl Subject<'_> {
+    /// Returns the report of a process that looks like this. `originals` are its texts as they were mapped before.
+    fn report(&self, seen: Seen, originals: &[Vma], attached: &Attached) -> Report {
+        let Self { pid, process, policy, in_full } = *self;
+        let Attached { plan, start, .. } = attached;
+        let mut entries = seen.areas;
+        // On a machine with one node, this would say only how much of the text is in memory.
+        if in_full && (start.is_some() || numa_placement::has_several_nodes()) {
+            numa_placement::tell(pid, &mut entries, policy.pages);
+        }
+        if in_full {
+            store::memory::tell(&mut entries);
+        }
+        // The order's pages, with which the plan was made, may have another size.
+        let pages = thp::pages().unwrap_or(policy.pages);
+        let files = coverage(&entries, pages, &notes(attached), originals);
+        let kind = if start.is_some() { Kind::Launch } else { Kind::Attach };
+        let mut report = Report::new(kind, number(pid), String::new(), files);
+        if in_full {
+            let comm = process.status().unwrap_or_default().name;
+            report.comm = String::from_utf8_lossy(&comm).into_owned();
+            report.unit = systemd_units::shown(process);
+        }
+        let (planned, huge) = (plan.span_bytes(), plan.huge_bytes_in(&entries));
+        if planned > 0 {
+            report.outcome = Outcome::of(huge, planned);
+        }
+        let failed = attached.failure.as_ref();
+        let failed = failed.map(|failure| (failure.reason, Some(failure.detail.clone())));
+        let less = || start.is_some().then(|| self.why_less(&report, attached, huge)).flatten();
+        if let Some((reason, detail)) = failed.or_else(less) {
+            (report.reason, report.detail) = (Some(reason), detail);
+        }
+        let cost = attached.cost();
+        match kind {
+            Kind::Launch => report.launch = cost,
+            _ => report.attach = cost,
+        }
+        report
+    }
+
+    /// Returns why a launched program has text on base pages although nothing failed. `huge` are the bytes of the plan
+    /// that are huge.
+    fn why_less(
+        &self,
+        report: &Report,
+        attached: &Attached,
+        huge: u64,
+    ) -> Option<(Reason, Option<String>)> {
+        let Attached { plan, setback, start, .. } = attached;
+        let planned = plan.span_bytes();
+        if huge < planned && has_ended(self.process) {
+            // If the program is killed, the kernel ends the list of its mappings early.
+            return Some((FailureKind::TargetGone.into(), Some("the program ended".to_owned())));
+        }
+        if huge < planned && !self.policy.dry_run {
+            // All calls succeeded, but the kernel shows no huge pages: believe the kernel.
+            let what = "switched, but not PMD-mapped";
+            return Some((FailureKind::NoHugePage.into(), Some(what.to_owned())));
+        }
+        let said = |failure: &Failure| failure.detail.clone();
+        let mut texts = plan.texts.iter();
+        if let Some(reason) = texts.find_map(|text| unplanned(&text.rest, setback.as_ref())) {
+            let setback = setback.as_ref().filter(|setback| setback.reason == reason);
+            return Some((reason, setback.map(said)));
+        }
+        let unwatched = start.as_ref().and_then(|start| start.unwatched.as_ref());
+        let nothing = planned == 0 && report.huge_bytes == 0;
+        unwatched
+            .map(|failure| (failure.reason, Some(said(failure))))
+            .or(nothing.then_some((SkipReason::TooSmall.into(), None)))
+    }
+}
+
+impl Attached {
+    /// Returns the cost, as the report has it; `None` if no thread was stopped.
+    fn cost(&self) -> Option<Cost> {
+        let Self { plan, start, .. } = self;
+        self.stop.map(|stop| Cost {
+            backing: plan.main_backing(),
+            thread: start.is_none().then(|| number(stop.tid)),
+            stop_us: micros(stop.lasted),
+            linked: start
+                .as_ref()
+                .map(|start| LinkedStop { linked_stop_us: start.linked.map(micros) }),
+            remote_syscalls: stop.counts.calls,
+            bytes_copied: self.bytes_copied,
+            rebased: start.as_ref().map(|start| start.rebased),
+            setback: self.setback.as_ref().map(ToString::to_string),
+            interrupted: start.is_none().then_some(stop.shown),
+            spans: plan.spans().copied().collect(),
+        })
+    }
+}
+
+fn number(pid: Pid) -> u32 {
+    pid.as_raw_nonzero().get().unsigned_abs()
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Returns whether the program has no memory any more.
+fn has_ended(process: &ProcDir) -> bool {
+    process.read("maps").map_or(true, |maps| maps.is_empty())
+}
+
+/// Returns why whole huge pages of a text were not planned: because the page cache or the image store lacks them,
+/// or because of the store's failure, which is the launch's `setback`. `None` if there is no such reason.
+fn unplanned(rest: &[(Reason, u64)], setback: Option<&Failure>) -> Option<Reason> {
+    let of_whole_pages = |why: &Reason| match why {
+        Reason::Skipped(why) => matches!(
+            why,
+            SkipReason::SmallFolios
+                | SkipReason::NotCongruent
+                | SkipReason::NoStore
+                | SkipReason::NotStored
+                | SkipReason::NotShareable
+                | SkipReason::Misplaced
+                | SkipReason::OddFile
+        ),
+        Reason::Failed(_) => setback.is_some_and(|setback| setback.reason == *why),
+    };
+    rest.iter().map(|&(reason, _)| reason).find(of_whole_pages)
+}
+
+/// Returns the reasons why text of the process is not huge, to be shown where it is not.
+fn notes(attached: &Attached) -> Vec<Note> {
+    let Attached { plan: Plan { texts, .. }, failure, .. } = attached;
+    texts
+        .iter()
+        .filter_map(|text| {
+            let failure = failure.as_ref().filter(|_| !text.spans.is_empty());
+            let own = text.rest.iter().map(|&(reason, _)| reason);
+            let own = { own }.find(|reason| *reason != SkipReason::Edges);
+            let reason = failure.map(|failure| failure.reason).or(own)?;
+            Some(Note { range: text.vma.range, reason })
+        })
+        .collect()
+}
