@@ -10,8 +10,7 @@ use tiexec_core::report::Report;
 use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{
-    AttachOrder, Attached, PrivateCopies, Reverted, attach, attach_here, collapse_jit, revert,
-    revert_here,
+    AttachOrder, Attached, Reverted, attach, attach_here, collapse_jit, revert, revert_here,
 };
 use tiexec_remap::images::Images;
 use tiexec_remap::lock::Lock;
@@ -133,17 +132,13 @@ impl LockedTarget {
 
     /// Returns the order to treat the process. Its deadline is that of staging, not that of a launch.
     pub fn order(&self, policy: Policy) -> AttachOrder<'_> {
+        let policy = Policy { deadline: STAGING, ..policy };
         AttachOrder {
-            target: &self.target,
-            workers: &self.workers,
-            policy: Policy { deadline: STAGING, ..policy },
-            allowed: None,
-            private_copies: PrivateCopies::All,
             patience: self.search.patience,
             looked: self.search.looked,
             record: self.lock.record(),
             batches: true,
-            common_filters: 0,
+            ..AttachOrder::new(&self.target, &self.workers, policy)
         }
     }
 

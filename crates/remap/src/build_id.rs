@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 
 use tiexec_core::notes::{are_of_go, build_ids, parts};
 
-use crate::program::{elf_facts, elf_headers};
+use crate::elf_file::{elf_facts, elf_headers};
 
 /// Returns the build ID of an ELF file in hexadecimal digits; `None` if it has none. Reads no more than 64 KiB of
 /// headers, and as much of notes.

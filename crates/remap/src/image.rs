@@ -20,10 +20,12 @@ use tiexec_tracee::arch;
 
 use tiexec_tracee::Failure;
 
-/// Returns the flags of a memfd in pages of the hugetlb pool of this size. The pool's default size may differ from
-/// the PMD size (`default_hugepagesz`).
-pub(crate) const fn hugetlb_flags(size: PageSize) -> u32 {
-    c::MFD_HUGETLB | size.bits() << c::MFD_HUGE_SHIFT
+/// Returns the flags of a memfd for the backing, in pages of this size. The pool's default size may differ from the
+/// PMD size (`default_hugepagesz`).
+pub(crate) fn memfd_flags(backing: Backing, size: PageSize) -> u32 {
+    let plain = c::MFD_CLOEXEC | c::MFD_ALLOW_SEALING;
+    let of_pool = c::MFD_HUGETLB | size.bits() << c::MFD_HUGE_SHIFT;
+    if backing == Backing::Hugetlb { plain | of_pool } else { plain }
 }
 
 /// Returns the name of a memfd for the text of the program or library `name`.

@@ -148,12 +148,10 @@ impl Images {
 
 fn make_memfd(name: &str, memory: image::Memory<'_>) -> Result<File, Failure> {
     let name = image::memfd_name(name);
-    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let hugetlb = memory.backing == Backing::Hugetlb;
-    if hugetlb {
-        flags |= MemfdFlags::from_bits_retain(image::hugetlb_flags(memory.pages.pmd));
-    }
-    let reason = if hugetlb { FailureKind::HugetlbPool } else { FailureKind::NoMemfd };
+    let image::Memory { backing, pages, .. } = memory;
+    let flags = MemfdFlags::from_bits_retain(image::memfd_flags(backing, pages.pmd));
+    let of_pool = backing == Backing::Hugetlb;
+    let reason = if of_pool { FailureKind::HugetlbPool } else { FailureKind::NoMemfd };
     memfd(name.as_bytes(), flags).map_err(Failure::of(reason))
 }
 

@@ -8,6 +8,7 @@
 pub mod attach;
 pub mod build_id;
 mod credentials;
+mod elf_file;
 mod file_facts;
 mod file_systems;
 pub mod files;
@@ -22,10 +23,8 @@ pub mod numa_placement;
 pub mod objects;
 pub mod once_a_day;
 mod open_mapped;
-pub mod order;
 pub mod pagecache;
 pub mod policy;
-mod program;
 mod protection;
 pub mod record;
 mod runtime_directory;

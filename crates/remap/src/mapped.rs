@@ -19,8 +19,8 @@ use tiexec_sys::{Errno, SysError, areas};
 use tiexec_tracee::Failure;
 use tiexec_tracee::arch;
 
+use crate::elf_file::loads;
 use crate::open_mapped::open_mapped;
-use crate::program::loads;
 use crate::target_file::TargetFile;
 use crate::workers::Workers;
 

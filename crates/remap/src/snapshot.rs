@@ -14,8 +14,8 @@ use tiexec_tracee::arch;
 use tiexec_tracee::target::Target;
 
 use crate::attach::AttachOrder;
+use crate::elf_file::elf_headers;
 use crate::open_mapped::open_mapped;
-use crate::program::elf_headers;
 use crate::target_file::ReadAt;
 use crate::workers::Workers;
 

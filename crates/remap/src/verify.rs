@@ -15,7 +15,6 @@ use tiexec_tracee::Failure;
 use crate::attach::{AttachOrder, Attached};
 use crate::launch::restart;
 use crate::mapped::originals;
-use crate::order::Order;
 use crate::policy::Policy;
 use crate::{numa_placement, store, systemd_units};
 
@@ -36,22 +35,24 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
 }
 
 /// Looks at a program after its launch, before it has run, and writes the report.
-pub(crate) fn report_launch(order: &Order<'_>, pid: Pid, attached: &Attached) -> Report {
-    let Order { process, policy, wants_report, .. } = *order;
+pub(crate) fn report_launch(of: &Subject<'_>, attached: &Attached) -> Report {
     let none = |_gone| Seen { areas: Vec::new(), smaps_for: None };
-    let seen = areas::look(process, policy.pages).unwrap_or_else(none);
+    let seen = areas::look(of.process, of.policy.pages).unwrap_or_else(none);
     let texts = attached.plan.texts.iter().map(|text| text.vma.clone());
     let originals: Vec<Vma> = texts.filter(|vma| !is_ours(vma)).collect();
-    Subject { pid, process, policy, in_full: wants_report }.report(seen, &originals, attached)
+    of.report(seen, &originals, attached)
 }
 
 /// The process that a report is about.
-struct Subject<'a> {
-    pid: Pid,
-    process: &'a ProcDir,
-    policy: Policy,
+pub(crate) struct Subject<'a> {
+    /// Its PID.
+    pub pid: Pid,
+    /// Its directory under `/proc`.
+    pub process: &'a ProcDir,
+    /// The policy of the work on it.
+    pub policy: Policy,
     /// False if nobody reads the process's name, its unit, its nodes and its memory.
-    in_full: bool,
+    pub in_full: bool,
 }
 
 impl Subject<'_> {

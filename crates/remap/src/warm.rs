@@ -102,7 +102,7 @@ pub fn warm_program(file: &File) -> Result<u64, Failure> {
     let pages = tiexec_sys::thp::pages().ok_or_else(|| {
         Failure::new(FailureKind::ThpUnsupported, "the kernel has no transparent huge pages")
     })?;
-    let (_, facts) = crate::program::elf_facts(file)?;
+    let (_, facts) = crate::elf_file::elf_facts(file)?;
     let warmed = warm(file, &facts.text_parts(pages.base), pages, |_| {})?;
     match warmed.obstacle {
         Some(obstacle) if warmed.huge_bytes == 0 => Err(obstacle),

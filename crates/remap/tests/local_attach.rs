@@ -6,7 +6,7 @@ use std::time::Duration;
 use tiexec_core::config::EdgePolicy;
 use tiexec_core::plan::Backing;
 use tiexec_core::select::Select;
-use tiexec_remap::attach::{AttachOrder, PrivateCopies, attach_here, calls_here, revert_here};
+use tiexec_remap::attach::{AttachOrder, attach_here, calls_here, revert_here};
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
 use tiexec_remap::sources::Sources;
@@ -54,18 +54,7 @@ fn own_text_becomes_huge_while_threads_execute_it() {
         deadline: Duration::from_secs(30),
         dry_run: false,
     };
-    let order = AttachOrder {
-        target: &target,
-        workers: &workers,
-        policy,
-        allowed: None,
-        private_copies: PrivateCopies::All,
-        patience: Duration::ZERO,
-        looked: Duration::ZERO,
-        record: None,
-        batches: true,
-        common_filters: 0,
-    };
+    let order = AttachOrder::new(&target, &workers, policy);
     let (ended, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     let maps = || {
         let maps = target.space.maps().expect("its mappings");

@@ -197,7 +197,8 @@ impl Launcher {
     /// Returns the parameters of the launch for the engine.
     fn as_launch(&self) -> Launch<'_> {
         let Self { name, settings, dry_run, .. } = self;
-        Launch { name, settings, wants_report: self.sink.is_some(), dry_run: *dry_run }
+        let (wants_report, refused) = (self.sink.is_some(), exit::LAUNCH_FAILED);
+        Launch { name, settings, wants_report, dry_run: *dry_run, refused }
     }
 
     /// Execs while a helper traces this process.
@@ -217,7 +218,7 @@ impl Launcher {
             }
             Told::NotReached(..) => {}
         };
-        let armed = match self.as_launch().hold(caller, keep, exit::LAUNCH_FAILED, told) {
+        let armed = match self.as_launch().hold(caller, keep, told) {
             Ok(armed) => armed,
             Err(why) => return self.plainly(&why),
         };

@@ -15,9 +15,8 @@ use tiexec_core::proc::status::{CAP_SYS_PTRACE, Status};
 use tiexec_core::report::{Kind, Report};
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_remap::Failure;
-use tiexec_remap::launch::{Launched, bring_in, bring_in_object, carry_out};
+use tiexec_remap::launch::{Launched, Order, bring_in, bring_in_object, carry_out};
 use tiexec_remap::objects::{self, Expected, Object};
-use tiexec_remap::order::Order;
 use tiexec_remap::policy::Policy;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process};
@@ -42,6 +41,8 @@ pub struct Launch<'a> {
     pub wants_report: bool,
     /// Plan only: the program never runs.
     pub dry_run: bool,
+    /// The status with which a program ends by `--strict`, instead of running on base pages.
+    pub refused: u8,
 }
 
 /// How the program is to be started.
@@ -56,12 +57,9 @@ pub enum Start {
 /// This process, before its exec.
 #[derive(Debug)]
 pub struct Caller {
-    process: ProcDir,
     status: Status,
-    /// The policy; its deadline is already reduced by the time that the page cache took.
-    policy: Policy,
-    /// The program's shared objects that have something to gain; `None` while the program is not known yet.
-    objects: Option<Expected>,
+    /// What is to be done; the deadline is already reduced by the time that the page cache took.
+    order: Order,
 }
 
 /// The result of a launch, as the helper reports it.
@@ -172,8 +170,15 @@ impl Launch<'_> {
         }
         let objects = image.map(|_| Expected::of(&objects));
         let deadline = policy.deadline.saturating_sub(begun.elapsed());
-        let policy = Policy { deadline, ..policy };
-        Ok(Start::Held(Box::new(Caller { process, status, policy, objects })))
+        let order = Order {
+            process,
+            chain: self.settings.until_exec.is_some(),
+            policy: Policy { deadline, ..policy },
+            objects,
+            refuse_with: self.settings.strict.then_some(self.refused),
+            wants_report: self.wants_report || self.dry_run,
+        };
+        Ok(Start::Held(Box::new(Caller { status, order })))
     }
 
     /// Returns whether the user selected the program.
@@ -198,8 +203,7 @@ impl Launch<'_> {
     }
 
     /// Starts a helper, which traces this process and works on the program once this process has exec'ed it. The helper
-    /// keeps the descriptors in `keep`, and calls `tell` before the program runs. With `--strict` the program ends with
-    /// the status `refused` instead of running on base pages.
+    /// keeps the descriptors in `keep`, and calls `tell` before the program runs.
     ///
     /// # Errors
     /// The reason to exec plainly.
@@ -207,36 +211,27 @@ impl Launch<'_> {
         &self,
         caller: &'a Caller,
         mut keep: Vec<BorrowedFd<'a>>,
-        refused: u8,
         tell: impl Fn(Told<'_>),
     ) -> Result<Armed, Failure> {
-        let Caller { process, status, policy, objects } = caller;
+        let Caller { status, order } = caller;
         if status.tracer_pid != 0 {
             let detail = format!("process {} traces this one", status.tracer_pid);
             return Err(Failure::new(FailureKind::AlreadyTraced, detail));
         }
-        let order = Order {
-            process,
-            chain: self.settings.until_exec.is_some(),
-            policy: *policy,
-            objects: *objects,
-            refuse_with: self.settings.strict.then_some(refused),
-            wants_report: self.wants_report || self.dry_run,
-        };
-        keep.push(process.as_fd());
+        keep.push(order.process.as_fd());
         let arming = Arming {
             deadline: self.settings.deadline() + Settings::DEFAULT_DEADLINE,
             rehearse: status.seccomp != 0,
             keep: &keep,
         };
         let privileged = status.credentials.effective() & CAP_SYS_PTRACE != 0;
-        arm(arming, |target| self.help(target, &order, privileged, tell))
+        arm(arming, |target| self.help(target, order, privileged, tell))
     }
 
     /// The helper's work, in the helper.
-    fn help(&self, target: Pid, order: &Order<'_>, privileged: bool, tell: impl Fn(Told<'_>)) {
+    fn help(&self, target: Pid, order: &Order, privileged: bool, tell: impl Fn(Told<'_>)) {
         let wanted = self.settings.until_exec.as_deref();
-        let is_the_one = || wanted.is_none_or(|name| is_named(order.process, name));
+        let is_the_one = || wanted.is_none_or(|name| is_named(&order.process, name));
         // A direct launch has judged its image already; the images of a chain are not known yet.
         let may_trace = |image: &Path| {
             !matches!(

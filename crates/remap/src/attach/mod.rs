@@ -147,7 +147,23 @@ pub struct StopCost {
     pub shown: bool,
 }
 
-impl AttachOrder<'_> {
+impl<'a> AttachOrder<'a> {
+    /// Returns an order to treat all selected text in one attempt, which makes one call at a time.
+    pub const fn new(target: &'a Target, workers: &'a Workers, policy: Policy) -> Self {
+        Self {
+            target,
+            workers,
+            policy,
+            allowed: None,
+            private_copies: PrivateCopies::All,
+            patience: Duration::ZERO,
+            looked: Duration::ZERO,
+            record: None,
+            batches: false,
+            common_filters: 0,
+        }
+    }
+
     /// Does `work`. Repeats it without batches if another thread of the process had the kernel discard the signal
     /// that ends a batch. The first attempt may have switched some of the text.
     fn once_more_without_batches<T>(
@@ -229,11 +245,7 @@ fn attach_as_seen(order: &AttachOrder<'_>, images: &mut Images) -> Result<Attach
     let stop = Stop { entries: &prepared.entries, rests_on: &rests_on, calls: prepared.calls() };
     let (cost, done) = in_a_stop(order, stop, work)?;
     prepared.attached.stop = Some(cost);
-    prepared.give_up();
-    if let Err(failure) = done {
-        prepared.attached.failure.get_or_insert(failure);
-    }
-    Ok(prepared.attached)
+    Ok(prepared.done(done))
 }
 
 /// Puts the text of this very process onto huge pages, where it is not on them already. `order` names this process
@@ -261,15 +273,11 @@ pub fn attach_here(
     order.target.unchanged(&rests_on)?;
     let snapshot = as_snapshot(order, &prepared.entries);
     let done = prepared.switch(&mut local, &OpenHere, None, order, &snapshot);
-    prepared.give_up();
-    if let Err(failure) = done {
-        prepared.attached.failure.get_or_insert(failure);
-    }
-    Ok(prepared.attached)
+    Ok(prepared.done(done))
 }
 
 /// Returns the mappings of `entries` as the snapshot that a switch needs.
-fn as_snapshot(order: &AttachOrder<'_>, entries: &[Area]) -> Snapshot {
+pub(crate) fn as_snapshot(order: &AttachOrder<'_>, entries: &[Area]) -> Snapshot {
     let vmas = entries.iter().map(|entry| entry.vma.clone()).collect();
     Snapshot { pages: order.policy.pages, vmas, entry: RemoteAddr::new(0) }
 }

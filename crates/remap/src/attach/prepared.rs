@@ -88,12 +88,15 @@ impl Prepared {
         });
     }
 
-    /// Removes from the plan the text that the stop has shown must be left alone.
-    pub(crate) fn give_up(&mut self) {
-        let alone = self.alone.get_mut().unwrap_or_else(PoisonError::into_inner);
-        for (range, why) in alone.drain(..) {
-            self.attached.plan.give_up(range, why);
+    /// Returns the result of the whole work, of which `done` is that of the switch. Removes from the plan the text that
+    /// the stop has shown must be left alone.
+    pub(crate) fn done(self, done: Done) -> Attached {
+        let Self { mut attached, alone, .. } = self;
+        for (range, why) in alone.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            attached.plan.give_up(range, why);
         }
+        attached.failure = attached.failure.or(done.err());
+        attached
     }
 
     /// Returns whether the stop maps anything over the text.

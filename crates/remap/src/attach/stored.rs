@@ -8,7 +8,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Instant;
 
-use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::escape::AsShown;
 use tiexec_core::plan::{Backing, Plan, Span};
 use tiexec_core::proc::maps::{FileId, Vma};
@@ -18,9 +17,9 @@ use tiexec_tracee::Failure;
 
 use super::texts::Texts;
 use super::{AttachOrder, PrivateCopies};
-use crate::image::{Filled, Staged};
+use crate::elf_file::elf_facts;
+use crate::image::Filled;
 use crate::images::{Image, Images};
-use crate::program::elf_facts;
 use crate::store::{BuildOrder, Store, StoredImage};
 use crate::target_file::TargetFile;
 
@@ -33,15 +32,6 @@ pub(crate) struct Stored {
     file: FileId,
     bias: u64,
     image: StoredImage,
-}
-
-impl Stored {
-    /// Returns where in the image a span is.
-    fn offset_of(&self, span: &Span) -> Option<u64> {
-        let vaddr = |at: RemoteAddr| RemoteAddr::new(at.get().wrapping_sub(self.bias));
-        let vaddrs = AddrRange::new(vaddr(span.range.start()), vaddr(span.range.end()))?;
-        self.image.offset_of(vaddrs)
-    }
 }
 
 /// Finds the images of the texts for which a copy is planned, and has missing ones built until `deadline`. A text
@@ -67,7 +57,9 @@ pub(crate) fn find(
             find_one(order, store, &mut found, &text.vma, &file, deadline)
         });
         match one {
-            Ok(Some(stored)) if spans.iter().all(|span| stored.offset_of(span).is_some()) => {
+            Ok(Some(stored))
+                if spans.iter().all(|span| stored.image.part(span, stored.bias).is_ok()) =>
+            {
                 texts.copy_from(&text.vma, Backing::Store);
             }
             Ok(_) => {}
@@ -150,10 +142,9 @@ fn find_one<'a>(
 /// `store_refused`: the store has no image of the spans.
 pub(super) fn image(stored: &[Stored], vma: &Vma, spans: &[Span]) -> Result<Image, Failure> {
     let whole = |stored: &Stored| {
-        let part =
-            |span: &Span| Some(Staged { span: *span, image_offset: stored.offset_of(span)? });
-        let staged: Option<Vec<Staged>> = spans.iter().map(part).collect();
-        Some((stored.image.file.try_clone().ok()?, staged?))
+        let parts = spans.iter().map(|span| stored.image.part(span, stored.bias));
+        let staged = parts.collect::<Result<Vec<_>, _>>().ok()?;
+        Some((stored.image.file.try_clone().ok()?, staged))
     };
     let of_it = stored.iter().filter(|stored| stored.file == vma.file);
     let (file, staged) = of_it

@@ -20,12 +20,12 @@ use tiexec_tracee::Failure;
 
 use super::AttachOrder;
 use super::written::Written;
+use crate::elf_file::loads;
 use crate::headroom;
 use crate::mapped::{is_found_beside, plain};
 use crate::open_mapped::open_mapped;
 use crate::pagecache::Held;
 use crate::policy::Policy;
-use crate::program::loads;
 use crate::target_file::TargetFile;
 
 /// The text VMAs and their files. Each file is opened once.

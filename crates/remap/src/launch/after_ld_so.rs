@@ -13,7 +13,6 @@ use tiexec_core::plan::{Backing, Plan, RunningText, plan_running};
 use tiexec_core::proc::maps::{self, FileId, Perms, Vma};
 use tiexec_core::select::Select;
 use tiexec_core::skip::{FailureKind, SkipReason};
-use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::Pid;
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_sys::same_processor::Beside;
@@ -27,17 +26,17 @@ use tiexec_tracee::stopped::Stopped;
 use tiexec_tracee::target::Target;
 use tiexec_tracee::threads::{self, Takes};
 
+use super::helper_end::{lets_child_in, refused};
+use super::program::Program;
+use super::{Order, initial_stack};
 use crate::attach::{
-    AttachOrder, Attached, Prepared, PrivateCopies, StopCost, find_stored, prepare,
+    AttachOrder, Attached, PrivateCopies, StopCost, as_snapshot, find_stored, prepare,
 };
 use crate::images::Images;
-use crate::launch::helper_end::{lets_child_in, refused};
 use crate::objects::Object;
 use crate::objects::chunks_of;
-use crate::order::Order;
 use crate::pagecache;
 use crate::policy::Policy;
-use crate::program::Program;
 use crate::sources::Sources;
 use crate::store::Store;
 use crate::workers::{self, Pool, Workers};
@@ -48,13 +47,13 @@ use crate::workers::{self, Pool, Workers};
 /// # Errors
 /// TiExec could not begin. The program is unchanged, and can only be let go.
 pub(crate) fn switch(
-    order: &Order<'_>,
+    order: &Order,
     stopped: &Stopped,
     gadgets: Gadgets,
     reap: SystemCall,
     left: Duration,
 ) -> Result<(Session, Attached), Failure> {
-    let process = order.process;
+    let process = &order.process;
     if stopped.dispatches {
         let what = "it has its system calls sent to a handler of its own";
         return Err(Failure::new(FailureKind::SyscallDispatch, what));
@@ -71,52 +70,30 @@ pub(crate) fn switch(
     // The program runs code of its own choice by now. After a chain of execs it may be another user's, and need
     // workers.
     let workers = if order.chain { Pool::default().workers(&target)? } else { Workers::none() };
-    let attach = AttachOrder {
-        target: &target,
-        workers: &workers,
-        policy: Policy {
-            // The exec stop has treated the main executable.
-            select: Select { main: false, ..order.policy.select },
-            deadline: left,
-            dry_run: false,
-            ..order.policy
-        },
-        allowed: None,
-        private_copies: if only_shared(order.policy.sources) {
-            PrivateCopies::None
-        } else {
-            PrivateCopies::All
-        },
-        // The thread stands already.
-        patience: Duration::ZERO,
-        looked: Duration::ZERO,
-        record: None,
-        // A session of a launch makes no batches.
-        batches: false,
-        common_filters: 0,
-    };
-    let mut prepared =
+    // The exec stop has treated the main executable.
+    let select = Select { main: false, ..order.policy.select };
+    let policy = Policy { select, deadline: left, dry_run: false, ..order.policy };
+    let mut attach = AttachOrder::new(&target, &workers, policy);
+    if only_shared(order.policy.sources) {
+        attach.private_copies = PrivateCopies::None;
+    }
+    let prepared =
         prepare(&attach, &mut Images::default(), Some(find_stored), stopped.since + left)?;
-    let vmas = prepared.entries.iter().map(|entry| entry.vma.clone()).collect();
-    let snapshot = Snapshot { pages: order.policy.pages, vmas, entry: RemoteAddr::new(0) };
-    let at = arch::stack_pointer(&stopped.registers);
-    let stack = snapshot.vma_at(at).filter(|vma| vma.name == b"[stack]" && vma.perms.write);
-    let stack = stack.ok_or_else(|| {
-        Failure::new(FailureKind::StackRoom, "it does not stand on its initial stack")
-    })?;
+    let snapshot = as_snapshot(&attach, &prepared.entries);
+    let stack = initial_stack(&snapshot, arch::stack_pointer(&stopped.registers))?;
     let home = arch::after_a_signal(&stopped.registers, stopped.interruption);
     let lets_in = lets_child_in(&target.process, tid, &status);
-    let begun =
-        Session::begin(tid, target.space.memory(), gadgets, home, stack.range, lets_in, reap)?;
+    let begun = Session::begin(tid, target.space.memory(), gadgets, home, stack, lets_in, reap)?;
     let mut session = begun.map_err(refused)?;
     if let Some(patience) = workers.limit() {
         session.limit(patience);
     }
-    if let Err(failure) = carry_out(&mut session, &attach, &snapshot, &prepared) {
-        prepared.attached.failure.get_or_insert(failure);
-    }
-    prepared.give_up();
-    let mut attached = prepared.attached;
+    let done = if prepared.is_empty() {
+        Ok(())
+    } else {
+        prepared.hand_and_switch(&mut session, &attach, &snapshot)
+    };
+    let mut attached = prepared.done(done);
     let (lasted, counts) = (stopped.since.elapsed(), session.counts());
     attached.stop = Some(StopCost { tid, lasted, counts, shown: false });
     Ok((session, attached))
@@ -181,18 +158,9 @@ pub(crate) fn expected(policy: &Policy, objects: &[Object], deadline: Instant) -
     plan_running(&Around { pages, policy, vmas: &[], reserved: &reserved }, &texts)
 }
 
-fn carry_out(
-    session: &mut Session,
-    order: &AttachOrder<'_>,
-    snapshot: &Snapshot,
-    prepared: &Prepared,
-) -> Result<(), Failure> {
-    if prepared.is_empty() { Ok(()) } else { prepared.hand_and_switch(session, order, snapshot) }
-}
-
 /// The progress of a program's `ld.so`, as the program's maps file shows it.
 pub(crate) struct Linker<'a> {
-    order: &'a Order<'a>,
+    order: &'a Order,
     pid: Pid,
     /// The files that are mapped from the beginning.
     known: Vec<FileId>,
@@ -209,7 +177,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 impl<'a> Linker<'a> {
     /// Returns `None` for a program without RELRO, because nothing shows when its `ld.so` is done.
-    pub(crate) fn new(order: &'a Order<'a>, pid: Pid, program: &Program) -> Option<Self> {
+    pub(crate) fn new(order: &'a Order, pid: Pid, program: &Program) -> Option<Self> {
         let known = program.snapshot.vmas.iter().map(|vma| vma.file).collect();
         let relro = program.relro(order.policy.pages.base)?;
         Some(Self { order, pid, known, relro, before: Vec::new(), done_since: None })
@@ -233,11 +201,11 @@ impl<'a> Linker<'a> {
             let has_timeout = |fd, direction| {
                 self.order.is_foreign() || workers::has_timeout(self.pid, fd, direction)
             };
-            threads::takes(self.order.process, self.pid, &has_timeout)
+            threads::takes(&self.order.process, self.pid, &has_timeout)
         };
         let is_caught = || {
             Beside::of(self.pid).go();
-            threads::is_in_user_mode(self.order.process, self.pid)
+            threads::is_in_user_mode(&self.order.process, self.pid)
         };
         if protected {
             let since = *self.done_since.get_or_insert_with(Instant::now);

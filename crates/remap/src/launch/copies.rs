@@ -4,7 +4,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::time::Instant;
 
-use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
+use tiexec_core::addr::PageSize;
 use tiexec_core::escape::AsShown;
 use tiexec_core::plan::{Backing, Plan, Span};
 use tiexec_core::proc::maps::FileId;
@@ -15,9 +15,9 @@ use tiexec_tracee::Failure;
 use tiexec_tracee::remote;
 use tiexec_tracee::session::{SCRATCH_LEN, Session};
 
+use super::Order;
+use super::program::Program;
 use crate::image::{self, Filled, Memory, Source, Staged};
-use crate::order::Order;
-use crate::program::Program;
 use crate::switch::{Company, OpenFile, Surroundings, Switch, switch_all};
 use crate::{headroom, launch::rebase, numa_placement, protection};
 
@@ -28,7 +28,7 @@ use crate::{headroom, launch::rebase, numa_placement, protection};
 /// Text that could not be switched is unchanged.
 pub(crate) fn by_memfd(
     session: &mut Session,
-    order: &Order<'_>,
+    order: &Order,
     program: &Program,
     plan: &Plan,
     backing: Backing,
@@ -40,9 +40,9 @@ pub(crate) fn by_memfd(
         return Ok(Filled::default());
     }
     if backing == Backing::Image {
-        headroom::check(order.process, plan.span_bytes_by(backing))?;
+        headroom::check(&order.process, plan.span_bytes_by(backing))?;
     }
-    let nodes = numa_placement::turns(order.policy.numa, order.process)?;
+    let nodes = numa_placement::turns(order.policy.numa, &order.process)?;
     let name = snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
     let name = name.rsplit('/').next().unwrap_or_default();
     let fd = make_memfd(session, backing, order.policy.pages.pmd, name)?;
@@ -74,9 +74,7 @@ fn make_memfd(
     let mut bytes = image::memfd_name(name).into_bytes();
     bytes.push(0);
     let name = session.scratch(&bytes)?;
-    let flags = c::MFD_CLOEXEC | c::MFD_ALLOW_SEALING;
-    let of_pool = backing == Backing::Hugetlb;
-    let flags = if of_pool { flags | image::hugetlb_flags(huge) } else { flags };
+    let (flags, of_pool) = (image::memfd_flags(backing, huge), backing == Backing::Hugetlb);
     let mut create = |flags: u32| session.call(remote::memfd_create(name, flags));
     let mut answer = create(flags | c::MFD_NOEXEC_SEAL)?;
     if answer.is_err_and(|error| error.errno == Errno::INVAL) {
@@ -122,13 +120,7 @@ pub(crate) fn by_store(
         .map_err(Failure::of(FailureKind::StoreRefused))?;
     session.release_on_the_way_home(remote::close(fd));
     for span in spans {
-        let vaddr = |addr: u64| addr.wrapping_sub(program.image.load_bias);
-        let (start, end) = (vaddr(span.range.start().get()), vaddr(span.range.end().get()));
-        let vaddrs = AddrRange::new(RemoteAddr::new(start), RemoteAddr::new(end));
-        let image_offset = vaddrs
-            .and_then(|vaddrs| stored.offset_of(vaddrs))
-            .ok_or_else(|| Failure::new(FailureKind::StoreRefused, "the image has no such text"))?;
-        let part = Staged { span: *span, image_offset };
+        let part = stored.part(span, program.image.load_bias)?;
         switch(session, &program.snapshot, fd, &part).map_err(|failure| match failure.reason {
             Reason::Failed(FailureKind::AddressSpace) => {
                 Failure { reason: FailureKind::StoreRefused.into(), ..failure }

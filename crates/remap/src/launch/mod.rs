@@ -4,6 +4,7 @@
 mod after_ld_so;
 mod copies;
 mod helper_end;
+mod program;
 mod rebase;
 pub mod restart;
 
@@ -22,11 +23,13 @@ use tiexec_core::proc::auxv;
 use tiexec_core::rebase::MainImage;
 use tiexec_core::report::Report;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
+use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::address_space::Memory;
+use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{process, ptrace};
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
-use tiexec_tracee::arch::{self};
+use tiexec_tracee::arch;
 use tiexec_tracee::gadgets;
 use tiexec_tracee::handshake::{ExecStop, let_go};
 use tiexec_tracee::ld_so::LinkWatch;
@@ -35,18 +38,45 @@ use tiexec_tracee::running;
 use tiexec_tracee::session::{Counts, Session};
 
 use crate::attach::{AtStart, Attached, StopCost};
+use crate::credentials;
 use crate::image::Filled;
 use crate::objects::{Expected, Object, chunks_of};
-use crate::order::Order;
 use crate::policy::Policy;
-use crate::program::Program;
-use crate::{objects, pagecache, verify};
+use crate::verify::{self, Subject};
+use crate::{objects, pagecache};
 
 use self::after_ld_so::Linker;
 use self::helper_end::{lets_child_in, reap, refused};
+use self::program::Program;
 
 /// With at least this many bytes to relocate, `ld.so` takes long enough for TiExec to catch it by polling.
 const LONG_RELOCATION: u64 = 512 << 10;
+
+/// The order for a launch.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// The program's directory under `/proc`.
+    pub process: ProcDir,
+    /// True if the process executed other programs before this one. It may be another user's by now.
+    pub chain: bool,
+    /// The policy. A dry run ends the program with status 0 before it has run.
+    pub policy: Policy,
+    /// The program's shared objects whose text could be huge; `None` to find them once the program is known.
+    pub objects: Option<Expected>,
+    /// The status with which the program ends before it has run, if text would stay on base pages; `None` to let it
+    /// run.
+    pub refuse_with: Option<u8>,
+    /// True if the full report is needed.
+    pub wants_report: bool,
+}
+
+impl Order {
+    /// Returns whether the program has other credentials than this process, and is therefore treated as hostile. An
+    /// exec, and the running program itself, can change the answer.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.chain && !credentials::are_ours(&self.process)
+    }
+}
 
 /// The result of a launch.
 #[derive(Clone, PartialEq, Debug)]
@@ -64,7 +94,7 @@ pub struct Launched {
 
 /// Works on a program held at its exec stop, and lets it go. Every failure fails open: the report says what was
 /// left on base pages and why. `before_release` receives the result before the program has run.
-pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(&Launched)) {
+pub fn carry_out(order: &Order, stop: ExecStop, before_release: impl FnOnce(&Launched)) {
     if order.refuse_with.is_some() {
         // The program must not outlive this process at any moment until its text is switched.
         let _gone = ptrace::set_options(stop.pid, ptrace::Options { exit_kill: true });
@@ -102,7 +132,7 @@ pub fn carry_out(order: &Order<'_>, stop: ExecStop, before_release: impl FnOnce(
 
 /// The status with which the program must exit before it has run; `None` if it shall run. A dry run has such a
 /// status, and so has a launch with `refuse_with` if text would stay on base pages.
-fn ends_with(order: &Order<'_>, launched: &Launched) -> Option<u8> {
+fn ends_with(order: &Order, launched: &Launched) -> Option<u8> {
     let failed = launched.report.reason.is_some_and(Reason::is_failure);
     order
         .refuse_with
@@ -112,7 +142,7 @@ fn ends_with(order: &Order<'_>, launched: &Launched) -> Option<u8> {
 
 /// Makes the program exit, or lets it go home, as its report says.
 fn release(
-    order: &Order<'_>,
+    order: &Order,
     mut session: Session,
     launched: &Launched,
     before_release: impl FnOnce(&Launched),
@@ -136,7 +166,7 @@ fn release(
 
 /// The state of one launch between its phases.
 struct Work<'a> {
-    order: &'a Order<'a>,
+    order: &'a Order,
     stop: ExecStop,
     /// [`Order::is_foreign`] at the exec stop, where the program's credentials cannot change.
     foreign: bool,
@@ -146,7 +176,7 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    fn new(order: &'a Order<'a>, stop: ExecStop) -> Self {
+    fn new(order: &'a Order, stop: ExecStop) -> Self {
         Self {
             order,
             stop,
@@ -174,19 +204,21 @@ impl<'a> Work<'a> {
         // Find them after the page cache is prepared: reading a file that is not cached would bring it in as small
         // folios.
         let interpreter = auxv::get(&program.auxv, auxv::AT_BASE).unwrap_or(0);
-        let memory = Memory::open(self.order.process).map_err(Failure::unreadable)?;
+        let memory = Memory::open(&self.order.process).map_err(Failure::unreadable)?;
         let gadgets =
             gadgets::find(&memory, &program.snapshot, RemoteAddr::new(interpreter), &program.exe);
         let program = self.program.insert(program);
         self.attached.plan = program.plan(true);
+        let pid = self.stop.pid;
+        let registers = running::registers(pid)?;
+        let stack = initial_stack(&program.snapshot, arch::stack_pointer(&registers));
         self.use_store();
 
         let no_gadget = "the program has no `syscall; ret`, or no signal return, of its own";
         let gadgets = gadgets.ok_or_else(|| Failure::new(FailureKind::NoGadget, no_gadget))?;
-        let stack = self.stack()?;
-        let pid = self.stop.pid;
-        let home = arch::at_exec_stop(&running::registers(pid)?);
-        let process = self.order.process;
+        let stack = stack?;
+        let home = arch::at_exec_stop(&registers);
+        let process = &self.order.process;
         let status = process.status();
         let lets_in = status.is_ok_and(|status| lets_child_in(process, pid, &status));
         Session::begin(pid, &memory, gadgets, home, stack, lets_in, reap())?.map_err(refused)
@@ -194,7 +226,7 @@ impl<'a> Work<'a> {
 
     /// Returns the shared objects for which the program must stop once more, when `ld.so` is done.
     fn wants_objects(&self) -> Option<Expected> {
-        let Order { policy, objects, refuse_with, .. } = *self.order;
+        let Order { policy, objects, refuse_with, .. } = self.order;
         let dynamic = self.program.as_ref().is_some_and(|program| program.dynamic);
         if !dynamic || !policy.select.dso || policy.dry_run {
             return None;
@@ -203,7 +235,7 @@ impl<'a> Work<'a> {
             return None;
         }
         let expected = match objects {
-            Some(expected) => expected,
+            Some(expected) => *expected,
             // Do not read files by the paths of a foreign program. They are read once the program has mapped them.
             None if self.foreign => Expected { objects: 1, relro: 0 },
             None => Expected::of(&self.objects()),
@@ -304,17 +336,6 @@ impl<'a> Work<'a> {
         }
     }
 
-    /// Returns the initial stack.
-    fn stack(&self) -> Result<AddrRange, Failure> {
-        let registers = running::registers(self.stop.pid)?;
-        let at = arch::stack_pointer(&registers);
-        let stack = self.program.as_ref().and_then(|program| program.snapshot.vma_at(at));
-        let stack = stack.filter(|vma| vma.name == b"[stack]" && vma.perms.write);
-        stack.map(|vma| vma.range).ok_or_else(|| {
-            Failure::new(FailureKind::StackRoom, "the initial stack is not where it should be")
-        })
-    }
-
     fn deadline(&self) -> Instant {
         self.stop.since + self.order.policy.deadline
     }
@@ -364,7 +385,7 @@ impl<'a> Work<'a> {
         let Some(program) = &mut self.program else { return Ok(()) };
         let Attached { plan, setback, start, .. } = &mut self.attached;
         let Some(rebase) = &plan.rebase else { return Ok(()) };
-        let (process, base) = (self.order.process, self.order.policy.pages.base);
+        let (process, base) = (&self.order.process, self.order.policy.pages.base);
         match rebase::rebase(session, process, &program.image, rebase, &program.auxv, base) {
             Ok(()) => {
                 start.get_or_insert_default().rebased = true;
@@ -388,7 +409,9 @@ impl<'a> Work<'a> {
             // The program is dead, which explains any failure.
             attached.failure = Some(TraceError::Gone.into());
         }
-        let report = verify::report_launch(self.order, self.stop.pid, attached);
+        let Order { ref process, policy, wants_report, .. } = *self.order;
+        let of = Subject { pid: self.stop.pid, process, policy, in_full: wants_report };
+        let report = verify::report_launch(&of, attached);
         let wanted = self.order.policy.dry_run && self.order.policy.select.dso;
         let objects = wanted
             .then(|| after_ld_so::expected(&self.order.policy, &self.objects(), self.deadline()));
@@ -396,6 +419,14 @@ impl<'a> Work<'a> {
         let plan = Some(self.attached.plan.clone()).filter(|plan| !plan.texts.is_empty());
         Launched { report, plan, objects, dry_run_status: Cell::new(0) }
     }
+}
+
+/// Returns the initial stack, if `at` points into it.
+fn initial_stack(snapshot: &Snapshot, at: RemoteAddr) -> Result<AddrRange, Failure> {
+    let stack = snapshot.vma_at(at).filter(|vma| vma.name == b"[stack]" && vma.perms.write);
+    stack.map(|vma| vma.range).ok_or_else(|| {
+        Failure::new(FailureKind::StackRoom, "it does not stand on its initial stack")
+    })
 }
 
 /// Brings the text of `exe`, about to be exec'ed, into PMD-sized folios, until `deadline`, if that costs no other

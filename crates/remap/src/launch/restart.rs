@@ -17,9 +17,9 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{PathFile, Version};
 use tiexec_tracee::Failure;
 
+use crate::elf_file::elf_facts;
 use crate::open_mapped::open_exe;
 use crate::pagecache::{self, ChunkState};
-use crate::program::elf_facts;
 
 /// A running program, and what a launch would do to it.
 #[derive(Clone, Debug)]

@@ -35,8 +35,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use object::read::ReadCache;
-use tiexec_core::addr::{AddrRange, Pages};
+use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::escape::AsShown;
+use tiexec_core::plan::Span;
 use tiexec_core::relaid::{Layout, LayoutError};
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::procfs::ProcDir;
@@ -44,6 +45,8 @@ use tiexec_sys::procfs::ProcDir;
 use directory::{Directories, Directory, Kind};
 use key::Key;
 use tiexec_tracee::Failure;
+
+use crate::image::Staged;
 
 /// The end of every image's file name, by which TiExec recognizes an image in `/proc/PID/maps`.
 pub const SUFFIX: &str = ".tiexec";
@@ -67,11 +70,18 @@ pub struct StoredImage {
 }
 
 impl StoredImage {
-    /// Returns the image offset, in bytes, of the text at these vaddrs (run-time addresses less the
-    /// load bias); congruent with those addresses modulo the PMD size. `None` unless all of them are text of
-    /// one segment.
-    pub fn offset_of(&self, vaddrs: AddrRange) -> Option<u64> {
-        self.layout.offset_of(vaddrs)
+    /// Returns the part of the image that holds a span of a process whose load bias is `bias`. Its offset is congruent
+    /// with the addresses modulo the PMD size.
+    ///
+    /// # Errors
+    /// `store_refused` unless all of the span is text of one segment.
+    pub(crate) fn part(&self, span: &Span, bias: u64) -> Result<Staged, Failure> {
+        let vaddr = |at: RemoteAddr| RemoteAddr::new(at.get().wrapping_sub(bias));
+        let vaddrs = AddrRange::new(vaddr(span.range.start()), vaddr(span.range.end()));
+        vaddrs
+            .and_then(|vaddrs| self.layout.offset_of(vaddrs))
+            .map(|image_offset| Staged { span: *span, image_offset })
+            .ok_or_else(|| Failure::new(FailureKind::StoreRefused, "the image has no such text"))
     }
 }
 

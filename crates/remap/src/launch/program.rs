@@ -9,7 +9,6 @@ use std::path::Path;
 use std::time::Instant;
 
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
-use tiexec_core::elf::{ElfFacts, ElfHeader, LoadSegment};
 use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::{Backing, Means, Plan, plan};
 use tiexec_core::proc::{auxv, maps, smaps, stat};
@@ -20,12 +19,13 @@ use tiexec_sys::{Errno, SysError};
 use tiexec_tracee::Failure;
 use tiexec_tracee::arch;
 
+use super::Order;
+use crate::elf_file::elf_facts;
 use crate::open_mapped::{must_all_be_local, open_exe};
-use crate::order::Order;
 use crate::pagecache;
 use crate::policy::Policy;
 use crate::store::{BuildOrder, Store, StoredImage};
-use crate::target_file::{ReadAt, TargetFile, of_roots_at};
+use crate::target_file::of_roots_at;
 
 /// The facts about a program held at its exec stop.
 pub(crate) struct Program {
@@ -57,12 +57,8 @@ impl Program {
     ///
     /// # Errors
     /// The program must be left alone; nothing was done to it.
-    pub(crate) fn read(
-        order: &Order<'_>,
-        foreign: bool,
-        deadline: Instant,
-    ) -> Result<Self, Failure> {
-        let process = order.process;
+    pub(crate) fn read(order: &Order, foreign: bool, deadline: Instant) -> Result<Self, Failure> {
+        let process = &order.process;
         let unreadable = |error: SysError| {
             // A process that has died has no address space that could be read.
             let gone = matches!(error.errno, Errno::SRCH | Errno::NOENT);
@@ -172,7 +168,7 @@ impl Program {
     /// The reason why there is no image although there is a store.
     pub(crate) fn find_in_store(
         &mut self,
-        order: &Order<'_>,
+        order: &Order,
         foreign: bool,
         deadline: Instant,
     ) -> Result<bool, Failure> {
@@ -191,7 +187,7 @@ impl Program {
         } else {
             None
         };
-        let (original, process) = (shared.as_ref().unwrap_or(&self.exe), order.process);
+        let (original, process) = (shared.as_ref().unwrap_or(&self.exe), &order.process);
         let found = if order.policy.dry_run {
             store.find(original, path, None)?
         } else {
@@ -224,35 +220,4 @@ fn folios(
     let len = exe.metadata().map_or(0, |meta| meta.len());
     let chunks = image.chunks(bias, pages, edges, len);
     pagecache::prepare(exe, &chunks, pages, deadline).unwrap_or_default()
-}
-
-/// Returns the LOAD segments of a file that a process maps; none if it is not an ELF file for this machine. A reader's file
-/// is read once.
-pub(crate) fn loads(file: &TargetFile) -> Vec<LoadSegment> {
-    let read = || elf_facts(file).map_or_else(|_no_elf| Vec::new(), |(_, facts)| facts.loads);
-    match file {
-        TargetFile::Here(_) => read(),
-        TargetFile::Apart(opened) => opened.loads.get_or_init(read).clone(),
-    }
-}
-
-/// Reads the headers of the program's file.
-pub(crate) fn elf_facts(exe: &impl ReadAt) -> Result<(ElfHeader, ElfFacts), Failure> {
-    let (header, table) = elf_headers(exe)?;
-    let facts = ElfFacts::parse(&header, &table).map_err(Failure::of(SkipReason::ForeignImage))?;
-    Ok((header, facts))
-}
-
-/// Reads the ELF header of a file and its table of program headers.
-///
-/// # Errors
-/// `read_failed`; `foreign_image` if it is no ELF file for this machine.
-pub(crate) fn elf_headers(file: &impl ReadAt) -> Result<(ElfHeader, Vec<u8>), Failure> {
-    let unread = Failure::of(FailureKind::ReadFailed);
-    let mut header = [0; ElfHeader::LEN];
-    file.read_exact_at(&mut header, 0).map_err(unread)?;
-    let header = ElfHeader::parse(&header).map_err(Failure::of(SkipReason::ForeignImage))?;
-    let mut table = vec![0; header.table_len];
-    file.read_exact_at(&mut table, header.table_offset).map_err(unread)?;
-    Ok((header, table))
 }
