@@ -3,7 +3,7 @@
 
 use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::coverage::coverage;
-use tiexec_core::proc::smaps;
+use tiexec_core::smaps;
 use tiexec_core::report::{Kind, Report};
 
 libfuzzer_sys::fuzz_target!(|text: &[u8]| {

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Result, bail};
 
-use crate::vm::build::repository;
+use crate::repository;
 
 /// What the kernel matrix (`make vm-test`) covers: all that talks to the kernel about another process.
 pub(crate) const BY_KERNELS: [&str; 5] = [

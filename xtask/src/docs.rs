@@ -7,7 +7,7 @@ use std::path::{Component, Path, PathBuf};
 use clap::Command;
 use clap::error::ErrorKind;
 
-use crate::vm::build::repository;
+use crate::repository;
 
 /// Returns the files of a kind below a directory of the repository, by their paths in the repository.
 pub(crate) fn files(below: &Path, kind: &str) -> BTreeMap<PathBuf, String> {

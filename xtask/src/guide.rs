@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use tiexec_core::skip::Reason;
 
-use crate::vm::build::repository;
+use crate::repository;
 
 /// Returns the reasons in the order of their names, either the failures or the others.
 fn reasons(failures: bool) -> Vec<Reason> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::vm::build::repository;
+use crate::repository;
 
 fn place() -> Result<PathBuf> {
     Ok(repository()?.join("include/tiexec.h"))

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-use crate::vm::build::{self, repository};
+use crate::repository;
+use crate::vm::build;
 
 #[derive(Deserialize)]
 struct Metadata {

@@ -1,7 +1,6 @@
 //! `cargo xtask COMMAND`: generates documents from the command-line definitions, so that they cannot differ, runs the
 //! tests on other kernels and in a cluster, and makes the packages of a release.
 
-mod chart;
 mod context;
 mod covered;
 mod dist;
@@ -61,6 +60,14 @@ enum Chore {
     Kernels,
 }
 
+/// Returns the directory of the repository.
+///
+/// # Errors
+/// The directory is gone.
+fn repository() -> Result<PathBuf> {
+    Ok(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?)
+}
+
 fn main() -> Result<ExitCode> {
     match Chore::parse() {
         Chore::Man { out } => man(&made(&out)?)?,
@@ -69,7 +76,7 @@ fn main() -> Result<ExitCode> {
         Chore::K8sTest(test) => return test.run(),
         Chore::Dist(dist) => return dist.run(),
         Chore::Guide => guide::write()?,
-        Chore::Chart => chart::write()?,
+        Chore::Chart => k8s::chart::write()?,
         Chore::Header => header::write()?,
         Chore::Licences => licences::write()?,
         Chore::Context(context) => context.write()?,

@@ -7,8 +7,8 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::repository;
 use crate::vm::Arch;
-use crate::vm::build::repository;
 use crate::{guide, k8s, licences, vm};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::licences::{Package, linked_on};
+use crate::repository;
 use crate::vm::Arch;
-use crate::vm::build::repository;
 
 /// Returns the list.
 pub(crate) fn text(arch: Arch) -> Result<String> {

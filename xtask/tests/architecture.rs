@@ -1,6 +1,6 @@
 //! The layers: the crates that each crate may use, and the places of `unsafe`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -72,7 +72,15 @@ fn only_sys_and_the_c_api_have_unsafe_code() {
 /// A file of a crate, by its module path.
 type Module = Vec<String>;
 
-/// Collects the files of a crate by their module paths. The path of `lib.rs` is empty.
+/// Returns the lines of a file without comments and without its tests.
+fn code_of(text: &str) -> String {
+    let (before, after) = text.split_once("#[cfg(test)]\nmod tests {").unwrap_or((text, ""));
+    let after = after.split_once("\n}\n").map_or("", |(_, after)| after);
+    let lines = before.lines().chain(after.lines());
+    lines.map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
+/// Collects the files of a crate by their module paths. The path of `lib.rs` and of `main.rs` is empty.
 fn modules(source: &Path, at: &Path, found: &mut BTreeMap<Module, String>) {
     for entry in fs::read_dir(at).expect("a directory") {
         let path = entry.expect("an entry").path();
@@ -84,16 +92,11 @@ fn modules(source: &Path, at: &Path, found: &mut BTreeMap<Module, String>) {
                 modules(source, &path, found);
             }
         } else if path.extension().is_some_and(|end| end == "rs") {
-            if module.last().is_some_and(|name| name == "mod" || name == "lib") {
+            if module.last().is_some_and(|name| ["mod", "lib", "main"].contains(&name.as_str())) {
                 module.pop();
             }
             let text = fs::read_to_string(&path).expect("a source file");
-            let code: Vec<&str> = text
-                .lines()
-                .take_while(|line| *line != "#[cfg(test)]")
-                .map(|line| line.split("//").next().unwrap_or_default())
-                .collect();
-            found.insert(module, code.join("\n"));
+            found.insert(module, code_of(&text));
         }
     }
 }
@@ -205,33 +208,95 @@ fn only_one_file_starts_programs() {
     }
 }
 
-/// A module and the files below it may use each other. No other files may form a cycle.
+/// Returns the arrows between the modules of each directory: a module's files, those below it included, count as one.
+/// A module and the files below it may use each other.
+fn arrows(files: &BTreeMap<Module, String>) -> BTreeMap<Module, BTreeSet<Module>> {
+    let mut arrows: BTreeMap<Module, BTreeSet<Module>> = BTreeMap::new();
+    for (from, code) in files {
+        for to in paths(code).into_iter().filter_map(|path| target(files, from, &path)) {
+            let shared = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+            if shared < from.len().min(to.len()) {
+                arrows.entry(from[..=shared].to_vec()).or_default().insert(to[..=shared].to_vec());
+            }
+        }
+    }
+    arrows
+}
+
+/// Returns the modules that lead to themselves by way of other modules.
+fn in_circles(files: &BTreeMap<Module, String>) -> Vec<String> {
+    let arrows = arrows(files);
+    let mut circles = Vec::new();
+    for start in arrows.keys() {
+        let (mut reached, mut left) = (BTreeSet::new(), vec![start]);
+        while let Some(from) = left.pop() {
+            let to = arrows.get(from).into_iter().flatten();
+            left.extend(to.filter(|&to| reached.insert(to)));
+        }
+        if reached.contains(start) {
+            circles.push(start.join("::"));
+        }
+    }
+    circles
+}
+
 #[test]
 fn no_files_go_in_a_circle() {
-    for (name, _) in LAYERS {
-        let source = crates().join(name).join("src");
+    let crates = LAYERS.map(|(name, _)| crates().join(name)).into_iter();
+    for crate_of in crates.chain([PathBuf::from(env!("CARGO_MANIFEST_DIR"))]) {
+        let source = crate_of.join("src");
         let mut files = BTreeMap::new();
         modules(&source, &source, &mut files);
-        let arrows = |from: &Module, code: &String| -> Vec<Module> {
-            let to = paths(code).into_iter().filter_map(|path| target(&files, from, &path));
-            to.filter(|to| !to.starts_with(from) && !from.starts_with(to)).collect()
-        };
-        let mut left: BTreeMap<Module, Vec<Module>> =
-            files.iter().map(|(from, code)| (from.clone(), arrows(from, code))).collect();
-        // Files without references, or with references only to such files, are in no cycle.
-        loop {
-            let ends: Vec<Module> = left
-                .iter()
-                .filter(|(_, to)| !to.iter().any(|to| left.contains_key(to)))
-                .map(|(from, _)| from.clone())
-                .collect();
-            if ends.is_empty() {
-                break;
-            }
-            left.retain(|from, _| !ends.contains(from));
-        }
-        let circle: Vec<String> = left.keys().map(|module| module.join("::")).collect();
-        assert!(circle.is_empty(), "{name}: these lead to each other: {circle:?}");
-        assert!(files.len() > 5, "{name}: {} files", files.len());
+        let circles = in_circles(&files);
+        assert!(circles.is_empty(), "{source:?}: these lead to each other: {circles:?}");
+        assert!(files.len() > 5, "{source:?}: {} files", files.len());
     }
+}
+
+/// Returns the circles in a tree of files, each a path and its lines.
+fn circles_of(tree: &[(&str, &str)]) -> Vec<String> {
+    let place = tempfile::tempdir().expect("a directory");
+    for (path, code) in tree {
+        let path = place.path().join(path);
+        fs::create_dir_all(path.parent().expect("one")).expect("a directory");
+        fs::write(path, code).expect("a file");
+    }
+    let mut files = BTreeMap::new();
+    modules(place.path(), place.path(), &mut files);
+    assert_eq!(files.len(), tree.len());
+    in_circles(&files)
+}
+
+#[test]
+fn a_planted_circle_is_found() {
+    let tree = [
+        ("main.rs", "use crate::a::run;\n"),
+        ("a/mod.rs", "mod b;\npub fn run() { b::run(); }\n"),
+        ("a/b.rs", "use super::Pid;\nuse crate::c;\n"),
+        ("c.rs", "//! Not in [`crate::a`].\nuse crate::d::{e::f, g};\n"),
+        ("d/mod.rs", "#[cfg(test)]\nmod tests {\n    use crate::a;\n}\n"),
+    ];
+    // A module and the files below it may use each other; comments and tests do not count.
+    assert_eq!(circles_of(&tree), Vec::<String>::new());
+    let with = |planted: &[(&'static str, &'static str)]| {
+        let others = tree.iter().filter(|(path, _)| planted.iter().all(|(its, _)| its != path));
+        circles_of(&[&others.copied().collect::<Vec<_>>()[..], planted].concat())
+    };
+    // From one file to the other and back.
+    assert_eq!(with(&[("d/mod.rs", "use crate::c::run;\n")]), ["c", "d"]);
+    // By way of a file below a module, to the module itself.
+    assert_eq!(with(&[("d/mod.rs", "use crate::a::run;\n")]), ["a", "c", "d"]);
+    // By way of another file below the module than the one that leads away.
+    assert_eq!(
+        with(&[("a/h.rs", "pub fn h() {}\n"), ("d/e.rs", "use crate::a::h;\n")]),
+        ["a", "c", "d"]
+    );
+    // Between two files below a module.
+    assert_eq!(
+        with(&[("d/e.rs", "use super::g;\n"), ("d/g.rs", "use super::e::f;\n")]),
+        ["d::e", "d::g"]
+    );
+    // A path without `use`, after the tests.
+    let hidden = "#[cfg(test)]\nmod tests {\n}\n\nfn i() { crate::c::run(); }\n";
+    assert_eq!(with(&[("d/mod.rs", hidden)]), ["c", "d"]);
 }

@@ -18,7 +18,7 @@ use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 use rustix::process::test_kill_process;
 use tiexec_core::config::Settings;
-use tiexec_engine::watch::times;
+use tiexec_engine::times;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 

@@ -358,8 +358,8 @@ fn sum(parts: &[OfSize]) -> Vec<OfSize> {
 mod tests {
     use super::*;
     use crate::addr::{PageSize, RemoteAddr};
-    use crate::proc::smaps;
     use crate::skip::FailureKind;
+    use crate::smaps;
 
     fn pages() -> Pages {
         Pages { base: PageSize::new(4 << 10).unwrap(), pmd: PageSize::new(2 << 20).unwrap() }

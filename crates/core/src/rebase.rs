@@ -12,8 +12,8 @@ use crate::config::EdgePolicy;
 use crate::elf::{ElfFacts, LoadSegment};
 use crate::file_ranges::Parts;
 use crate::order;
-use crate::plan::edges::edge_chunks;
 use crate::proc::maps::Vma;
+use crate::ragged::edge_chunks;
 use crate::snapshot::Snapshot;
 
 /// The largest huge page for which an image is moved, in bytes. Aligning to larger ones (base pages

@@ -6,9 +6,9 @@ use tiexec_core::coverage::{FileCoverage, coverage};
 use tiexec_core::elf::{ElfFacts, ElfHeader};
 use tiexec_core::plan::{Backing, Means, Plan, plan};
 use tiexec_core::proc::maps::{self, Vma};
-use tiexec_core::proc::smaps;
 use tiexec_core::proc::{auxv, cgroup, status};
 use tiexec_core::skip::SkipReason;
+use tiexec_core::smaps;
 use tiexec_core::snapshot::Snapshot;
 
 macro_rules! captured {

@@ -2,6 +2,7 @@
 
 use tiexec_core::addr::*;
 use tiexec_core::proc::*;
+use tiexec_core::smaps;
 use tiexec_core::snapshot::Snapshot;
 #[test]
 fn a_cgroup_beside_the_mounts_root_is_not_below_it() {

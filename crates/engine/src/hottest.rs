@@ -20,7 +20,8 @@ use crate::locked_target::{LONGEST, LockedTarget, Treated};
 use crate::policy::policy;
 use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
 use crate::switched_off::is_switched_off;
-use crate::watch::{Tell, may_pass, times};
+use crate::times;
+use crate::watch::{Tell, may_pass};
 
 /// How long to sample if `--settle` does not say.
 const USUAL: Duration = Duration::from_secs(5);

@@ -6,7 +6,8 @@
 //! - [`policy`]: what the settings want done with a program's text.
 //! - [`settings`]: the settings that no option gives.
 //! - [`output`]: how files and streams are written, for the crates that print.
-//! - [`watch`]: the parts that all watchers share.
+//! - [`watch`]: the parts that all watchers share; [`times`]: all their times, as a table; [`pauses`]: the pause until the next
+//!   look.
 //! - [`follow`]: a program's descendants, and what they map later.
 //! - [`sampling`] and [`hottest`]: where a program executes, and its hottest huge pages only.
 //! - [`identity`]: the program that a process runs, to notice another one in its place.
@@ -25,10 +26,12 @@ pub mod journal;
 pub mod launch;
 pub mod locked_target;
 pub mod output;
+pub mod pauses;
 pub mod policy;
 pub mod programs;
 pub mod sampling;
 pub mod settings;
 pub mod switched_off;
+pub mod times;
 pub mod wait_exec;
 pub mod watch;

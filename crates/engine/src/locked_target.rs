@@ -26,7 +26,7 @@ use tiexec_tracee::target::Target;
 use crate::identity::Identity;
 use crate::journal::Record;
 use crate::policy::{policy, unsupported};
-use crate::watch::times;
+use crate::times;
 
 /// How long staging may take: the process runs meanwhile.
 const STAGING: Duration = Duration::from_secs(30);

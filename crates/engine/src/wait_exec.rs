@@ -9,7 +9,7 @@ use tiexec_core::proc::stat;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process};
 
-use crate::watch::times;
+use crate::times;
 
 /// Programs that execute another one for a service, by their file names.
 const SHELLS: [&str; 14] = [

@@ -9,8 +9,8 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, SysError, areas};
 
 use crate::attach::look_at_jit;
-use crate::launch::restart;
 use crate::mapped::originals;
+use crate::restart;
 use crate::workers::Workers;
 use crate::{numa_placement, store, systemd_units};
 

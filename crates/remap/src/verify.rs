@@ -13,10 +13,9 @@ use tiexec_sys::{Pid, areas, thp};
 use tiexec_tracee::Failure;
 
 use crate::attach::{AttachOrder, Attached};
-use crate::launch::restart;
 use crate::mapped::originals;
 use crate::policy::Policy;
-use crate::{numa_placement, store, systemd_units};
+use crate::{numa_placement, restart, store, systemd_units};
 
 /// Looks at a process after an attach, and writes the report.
 pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use tiexec_core::addr::AddrRange;
 use tiexec_core::config::Settings;
 use tiexec_core::proc::maps::FileId;
-use tiexec_engine::watch::times;
+use tiexec_engine::times;
 use tiexec_sys::local::{own_descriptors, while_signals_wait};
 use tiexec_sys::procfs::ProcDir;
 

@@ -11,8 +11,9 @@ use std::io::Read;
 
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::area::{Area, SmapsFor};
+use tiexec_core::proc::ParseError;
 use tiexec_core::proc::maps::{self, Vma};
-use tiexec_core::proc::{ParseError, smaps};
+use tiexec_core::smaps;
 
 use crate::address_space::AddressSpace;
 use crate::error::{Errno, SysError};

@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::mm::{MapFlags, ProtFlags};
 use tiexec_core::addr::{PageSize, Pages, RemoteAddr};
-use tiexec_core::proc::smaps;
+use tiexec_core::smaps;
 
 use crate::error::{Errno, SysError, check};
 use crate::lease::{Against, Lease};

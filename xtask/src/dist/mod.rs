@@ -13,7 +13,8 @@ use std::process::{Command, ExitCode, Stdio};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::vm::build::{self, repository};
+use crate::repository;
+use crate::vm::build;
 use crate::vm::cache::Cache;
 use crate::vm::{Arch, Lacking, forbids_skips, run};
 

@@ -9,7 +9,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::vm::build::repository;
+use crate::repository;
 use crate::vm::cache::Cache;
 use crate::vm::{Lacking, need, run};
 
@@ -45,7 +45,7 @@ pub(super) fn cache() -> Result<Cache> {
 }
 
 /// Returns the path of helm, and builds it first if necessary.
-pub(crate) fn helm() -> Result<PathBuf> {
+pub(super) fn helm() -> Result<PathBuf> {
     if let Some(helm) = helm_that_is_there() {
         return Ok(helm);
     }
@@ -56,7 +56,7 @@ pub(crate) fn helm() -> Result<PathBuf> {
 }
 
 /// Returns the path of a helm in the cache or on the machine.
-pub(crate) fn helm_that_is_there() -> Option<PathBuf> {
+pub(super) fn helm_that_is_there() -> Option<PathBuf> {
     let module = MODULES.iter().find(|module| module.name == "helm")?;
     let own = cache().ok()?.path().join(format!("helm-{}/helm", module.version().ok()?));
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::context::lay_out;
-use crate::vm::build::repository;
+use crate::repository;
 use crate::vm::{Arch, run};
 
 /// The programs of this machine that pods run.

@@ -6,6 +6,7 @@
 
 mod build;
 mod cases;
+pub(crate) mod chart;
 mod image;
 mod machine;
 mod node;
@@ -19,13 +20,10 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 
-pub(crate) use self::build::helm;
-#[cfg(test)]
-pub(crate) use self::build::helm_that_is_there;
 use self::cases::CASES;
 use self::node::Cluster;
 use crate::covered::{self, Covered};
-use crate::vm::build::repository;
+use crate::repository;
 use crate::vm::{Arch, Lacking, forbids_skips};
 
 /// Runs tiexecd on a Kubernetes node, which is made of namespaces of this machine

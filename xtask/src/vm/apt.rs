@@ -12,6 +12,9 @@ use anyhow::{Context, Result, bail};
 use super::cache::Cache;
 use super::{Arch, Lacking};
 
+/// The suites of Debian with old and new kernels.
+pub(super) const SUITES: [&str; 5] =
+    ["bullseye", "bookworm", "bookworm-backports", "trixie", "trixie-backports"];
 /// The age from which lists are fetched again.
 const STALE: Duration = Duration::from_secs(7 * 24 * 3600);
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";

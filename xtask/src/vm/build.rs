@@ -11,6 +11,7 @@ use serde::Deserialize;
 use super::apt::{self, Apt};
 use super::cache::Cache;
 use super::{Arch, Lacking};
+use crate::repository;
 
 /// One file of tests: `tests/AREA/MODULE.rs`, which is a module of the test program AREA.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -136,11 +137,6 @@ struct Profile {
 #[derive(Deserialize)]
 struct Metadata {
     target_directory: PathBuf,
-}
-
-/// The repository.
-pub(crate) fn repository() -> Result<PathBuf> {
-    Ok(Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize()?)
 }
 
 /// Cargo's target directory.

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::build::{Built, repository};
+use super::build::Built;
+use crate::repository;
 
 /// Answers the guest's requests below `shared`, until `done`. `kept` is the cache of earlier results.
 pub(crate) fn serve(shared: &Path, kept: &Path, built: &Built, done: &AtomicBool) {

@@ -1,5 +1,6 @@
 //! Runs one guest, from its disks to the results of its tests.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -10,12 +11,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use super::build::{Built, repository};
+use super::build::Built;
 use super::cache::Cache;
 use super::kernel::Kernel;
-use super::results::{self, Run};
+use super::results::{Doctor, Outcome, Run, UNFINISHED, USERS, outcomes};
 use super::root::Root;
 use super::{Arch, Lacking, compile, need};
+use crate::covered::Covered;
+use crate::repository;
 
 /// The shell script that is a guest's first program, and switches to the root disk.
 const INIT: &str = include_str!("../../guest/init.sh");
@@ -97,7 +100,58 @@ impl Guest<'_> {
             ended.map(drop)
         })?;
         let logs = cache.dir(&format!("logs/{}.d", self.name()))?;
-        results::gather(self, &shared.join("out"), &logs, built)
+        self.gather(&shared.join("out"), &logs, built)
+    }
+
+    /// Reads the results in `out`, and keeps its logs in `logs`.
+    fn gather(&self, out: &Path, logs: &Path, built: &Built) -> Result<Run> {
+        let mut results = BTreeMap::new();
+        for test in &built.tests {
+            let log = fs::read(out.join(format!("{}.log", test.file))).unwrap_or_default();
+            let log = String::from_utf8_lossy(&log);
+            fs::write(logs.join(format!("{}.log", test.file)), log.as_bytes())?;
+            let status = fs::read_to_string(out.join(format!("{}.status", test.file)));
+            let mut outcomes = outcomes(&log, &test.file.prefix());
+            let failed = outcomes.values().any(|outcome| *outcome == Outcome::Failed);
+            let ended = status.is_ok_and(|status| status.trim() == "0");
+            if !ended && !failed {
+                outcomes.insert(UNFINISHED.to_owned(), Outcome::Failed);
+            }
+            results.insert(test.file.to_string(), outcomes);
+        }
+        let mut doctor = BTreeMap::new();
+        for user in USERS {
+            let said = fs::read(out.join(format!("doctor.{user}"))).unwrap_or_default();
+            if let Ok(Doctor { mut findings }) = serde_json::from_slice(&said) {
+                // Times in an emulated guest are meaningless.
+                findings.retain(|finding| finding.thing != "gain");
+                doctor.insert(user.to_owned(), findings);
+            }
+        }
+        let messages = fs::read(out.join("dmesg")).unwrap_or_default();
+        let messages = String::from_utf8_lossy(&messages);
+        fs::write(logs.join("dmesg"), messages.as_bytes())?;
+        let bad = ["BUG: ", "WARNING: ", "Oops", "Bad page", "Bad rss", "INFO: task"];
+        let mut complaints: Vec<String> = messages
+            .lines()
+            .filter(|line| bad.iter().any(|bad| line.contains(bad)))
+            .map(str::to_owned)
+            .collect();
+        if !self.command.is_empty() {
+            let status = fs::read_to_string(out.join("command.status")).unwrap_or_default();
+            if status.trim() != "0" {
+                complaints.push(format!("the command ended with status {}", status.trim()));
+            }
+        }
+        Ok(Run {
+            arch: self.arch.to_string(),
+            release: self.kernel.release.clone(),
+            disk: self.disk.to_string(),
+            doctor,
+            results,
+            complaints,
+            covered: Covered::new(),
+        })
     }
 
     fn name(&self) -> String {

@@ -8,13 +8,10 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use cpio::newc;
 
-use super::apt::Apt;
+use super::apt::{Apt, SUITES};
 use super::cache::Cache;
 use super::{Arch, Lacking, own};
 
-/// The suites of Debian with old and new kernels.
-pub(super) const SUITES: [&str; 5] =
-    ["bullseye", "bookworm", "bookworm-backports", "trixie", "trixie-backports"];
 /// The kernels of Ubuntu's LTS releases, and their suites.
 const UBUNTU: [(&str, &str); 2] = [("5.15", "jammy-updates"), ("6.8", "noble-updates")];
 /// The modules that a guest needs before it has a root, and the modules that tests need.

@@ -22,12 +22,12 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
-use self::build::repository;
 use self::cache::Cache;
 use self::guest::{Disk, Guest};
 use self::kernel::Kernel;
 use self::results::Run;
 use crate::covered::{self, Covered};
+use crate::repository;
 
 /// A processor architecture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

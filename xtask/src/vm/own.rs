@@ -7,9 +7,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::Result;
 
-use super::apt::Apt;
+use super::apt::{Apt, SUITES};
 use super::cache::Cache;
-use super::kernel::SUITES;
 use super::{Arch, need, run};
 
 /// The common configuration.

@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::build::{Built, repository};
 use super::cache::Cache;
-use super::guest::Guest;
 use crate::covered::Covered;
+use crate::repository;
 
 /// The result of one test.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -32,12 +31,12 @@ pub(crate) struct Finding {
 
 /// The needed part of the doctor's answer.
 #[derive(Deserialize)]
-struct Doctor {
-    findings: Vec<Finding>,
+pub(super) struct Doctor {
+    pub(super) findings: Vec<Finding>,
 }
 
 /// The name that stands for the tests of a file that did not finish.
-const UNFINISHED: &str = "(did not come to its end)";
+pub(super) const UNFINISHED: &str = "(did not come to its end)";
 
 /// The users that the doctor was run as.
 pub(crate) const USERS: [&str; 2] = ["root", "user"];
@@ -86,60 +85,9 @@ impl Run {
     }
 }
 
-/// Reads the guest's results in `out`, and keeps its logs in `logs`.
-pub(crate) fn gather(guest: &Guest<'_>, out: &Path, logs: &Path, built: &Built) -> Result<Run> {
-    let mut results = BTreeMap::new();
-    for test in &built.tests {
-        let log = fs::read(out.join(format!("{}.log", test.file))).unwrap_or_default();
-        let log = String::from_utf8_lossy(&log);
-        fs::write(logs.join(format!("{}.log", test.file)), log.as_bytes())?;
-        let status = fs::read_to_string(out.join(format!("{}.status", test.file)));
-        let mut outcomes = outcomes(&log, &test.file.prefix());
-        let failed = outcomes.values().any(|outcome| *outcome == Outcome::Failed);
-        let ended = status.is_ok_and(|status| status.trim() == "0");
-        if !ended && !failed {
-            outcomes.insert(UNFINISHED.to_owned(), Outcome::Failed);
-        }
-        results.insert(test.file.to_string(), outcomes);
-    }
-    let mut doctor = BTreeMap::new();
-    for user in USERS {
-        let said = fs::read(out.join(format!("doctor.{user}"))).unwrap_or_default();
-        if let Ok(Doctor { mut findings }) = serde_json::from_slice(&said) {
-            // Times in an emulated guest are meaningless.
-            findings.retain(|finding| finding.thing != "gain");
-            doctor.insert(user.to_owned(), findings);
-        }
-    }
-    let messages = fs::read(out.join("dmesg")).unwrap_or_default();
-    let messages = String::from_utf8_lossy(&messages);
-    fs::write(logs.join("dmesg"), messages.as_bytes())?;
-    let bad = ["BUG: ", "WARNING: ", "Oops", "Bad page", "Bad rss", "INFO: task"];
-    let mut complaints: Vec<String> = messages
-        .lines()
-        .filter(|line| bad.iter().any(|bad| line.contains(bad)))
-        .map(str::to_owned)
-        .collect();
-    if !guest.command.is_empty() {
-        let status = fs::read_to_string(out.join("command.status")).unwrap_or_default();
-        if status.trim() != "0" {
-            complaints.push(format!("the command ended with status {}", status.trim()));
-        }
-    }
-    Ok(Run {
-        arch: guest.arch.to_string(),
-        release: guest.kernel.release.clone(),
-        disk: guest.disk.to_string(),
-        doctor,
-        results,
-        complaints,
-        covered: Covered::new(),
-    })
-}
-
 /// Reads a test program's output, which has a line for each test, and another line for each skipped test. Only names
 /// after `prefix` count, because other tests belong to other files.
-fn outcomes(log: &str, prefix: &str) -> BTreeMap<String, Outcome> {
+pub(super) fn outcomes(log: &str, prefix: &str) -> BTreeMap<String, Outcome> {
     let mut outcomes = BTreeMap::new();
     let mut skipped = BTreeMap::new();
     for line in log.lines() {

@@ -6,8 +6,8 @@ use std::fs;
 
 use anyhow::{Context, Result};
 
-use super::build::repository;
 use super::results::{Finding, Outcome, Run};
+use crate::repository;
 
 /// Lists the failures.
 pub(crate) fn failures(run: &Run) -> String {

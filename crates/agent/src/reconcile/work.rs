@@ -8,7 +8,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::FileId;
 use tiexec_core::proc::pressure;
-use tiexec_engine::watch::times;
+use tiexec_engine::times;
 use tiexec_sys::{Pid, interrupt};
 
 use super::prove::Unproved;

@@ -7,9 +7,8 @@ use tiexec_core::report::{Report, SCHEMA, percent};
 use tiexec_engine::locked_target::LOOKING;
 use tiexec_remap::{inspect, workers};
 use tiexec_sys::{Errno, Pid, SysError, thp};
-use tiexec_tracee::absence::Absence;
 
-use super::attach::{self, targets, together};
+use super::targets::{self, targets, together};
 use super::{failed, has_text, print, thread_with_text, told};
 use crate::exit;
 use crate::options::Targets;
@@ -26,7 +25,7 @@ struct Figures {
 impl Figures {
     /// Inspects a process, and prints its report. An ended process is an error only if the user `named` it.
     fn of(pid: i32, named: bool, json: bool) -> Self {
-        match report_of(pid, named) {
+        match report(pid, named) {
             Ok(report) => {
                 let text = if json { report.to_json() + "\n" } else { report.to_string() };
                 let Report { text_bytes, huge_bytes, .. } = report;
@@ -40,7 +39,7 @@ impl Figures {
     fn apart(pid: Pid, named: bool, json: bool) -> Self {
         let look = || Self::of(pid.as_raw_nonzero().get(), named, json);
         workers::apart(LOOKING, look).unwrap_or_else(|failure| {
-            let status = attach::failed("inspect", pid, &failure);
+            let status = targets::failed("inspect", pid, &failure);
             Self { status, text_bytes: 0, huge_bytes: 0 }
         })
     }
@@ -52,7 +51,7 @@ pub(super) fn run(selected: &Targets, json: bool) -> u8 {
         Ok(pids) => pids,
         Err(status) => return status,
     };
-    let named = attach::named(selected);
+    let named = targets::named(selected);
     let one = |&pid: &Pid| match workers::is_foreign(pid) {
         true => Figures::apart(pid, named, json),
         false => Figures::of(pid.as_raw_nonzero().get(), named, json),
@@ -85,26 +84,14 @@ pub(super) fn run(selected: &Targets, json: bool) -> u8 {
 /// Makes the report about a process.
 ///
 /// # Errors
-/// The exit status. The message is on stderr already.
-pub(super) fn report(pid: i32) -> Result<Report, u8> {
-    report_of(pid, true)
-}
-
-/// As [`report`], but silent about an ended process unless it was `named`.
-fn report_of(pid: i32, named: bool) -> Result<Report, u8> {
-    let has_ended = || {
-        let absence = Pid::from_raw(pid).map_or(Some(Absence::NoProcess), Absence::of);
-        !named && matches!(absence, Some(Absence::NoProcess | Absence::Zombie))
-    };
-    if has_ended() {
-        return Err(exit::GONE);
-    }
-    let refuse = |error| if has_ended() { exit::GONE } else { failed("inspect", pid, error) };
+/// The exit status. The message is on stderr already; `named` as in [`has_text`].
+pub(super) fn report(pid: i32, named: bool) -> Result<Report, u8> {
+    let refuse = |error| failed("inspect", pid, named, error);
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
     let found = Pid::from_raw(pid).ok_or(gone).and_then(|pid| Ok((pid, thread_with_text(pid)?)));
     let (number, process) = found.map_err(refuse)?;
     process.status().map_err(refuse)?;
-    has_text("inspect", pid)?;
+    has_text("inspect", pid, named)?;
     let pages = thp::pages().ok_or_else(|| {
         warn("cannot inspect: the kernel has no transparent huge pages");
         exit::FAILED

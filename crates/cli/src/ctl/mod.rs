@@ -20,6 +20,7 @@ pub(crate) mod rules;
 mod status;
 mod store;
 mod systemctl;
+mod targets;
 mod top;
 mod warm;
 
@@ -79,10 +80,10 @@ fn machine() -> String {
     format!("{count} × {model}, Linux {}", system.release().to_string_lossy())
 }
 
-/// Reports that something could not be done to a process. Returns the exit status for it.
-fn failed(doing: &str, pid: i32, error: SysError) -> u8 {
+/// Reports that something could not be done to a process. Returns the exit status for it. `named` as in [`has_text`].
+fn failed(doing: &str, pid: i32, named: bool, error: SysError) -> u8 {
     if matches!(error.errno, Errno::NOENT | Errno::SRCH)
-        && let Err(status) = has_text(doing, pid)
+        && let Err(status) = has_text(doing, pid, named)
     {
         return status;
     }
@@ -115,8 +116,9 @@ fn limit(errno: Errno) -> Option<&'static str> {
 /// belongs to this PID namespace.
 ///
 /// # Errors
-/// The exit status. The message is on stderr already.
-fn has_text(doing: &str, pid: i32) -> Result<(), u8> {
+/// The exit status. The message is on stderr already. There is none about an ended process that the user has not `named`,
+/// because a unit may have short-lived helpers.
+fn has_text(doing: &str, pid: i32, named: bool) -> Result<(), u8> {
     if procfs::is_foreign() {
         let reason = FailureKind::ProcUnavailable.as_str();
         warn(format_args!("cannot {doing} process {pid}: {reason}: {}", procfs::FOREIGN));
@@ -124,11 +126,11 @@ fn has_text(doing: &str, pid: i32) -> Result<(), u8> {
     }
     let absence = Pid::from_raw(pid).map_or(Some(Absence::NoProcess), Absence::of);
     let Some(absence) = absence else { return Ok(()) };
-    warn(format_args!("cannot {doing} process {pid}: {absence}"));
-    Err(match absence {
-        Absence::NoProcess | Absence::Zombie => exit::GONE,
-        Absence::KernelThread => exit::FAILED,
-    })
+    let has_ended = matches!(absence, Absence::NoProcess | Absence::Zombie);
+    if named || !has_ended {
+        warn(format_args!("cannot {doing} process {pid}: {absence}"));
+    }
+    Err(if has_ended { exit::GONE } else { exit::FAILED })
 }
 
 /// Opens the `/proc` directory of a process's first live thread.

@@ -21,7 +21,7 @@ use tiexec_engine::switched_off::is_switched_off;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, cgroup_namespace};
 
-use super::attach;
+use super::targets::select;
 use super::warm;
 use super::{failed, has_text};
 use super::{print, told};
@@ -46,7 +46,7 @@ pub(super) fn run(command: &RulesCommand) -> u8 {
     if pids.is_empty() {
         return show(files, None, strict);
     }
-    match attach::parse_pids(pids) {
+    match select::parse(pids) {
         Ok(pids) => show(files, Some(&pids), strict),
         Err(error) => {
             warn(error);
@@ -129,7 +129,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, strict: bool) -> u8
         Some(pids) => {
             for &pid in pids {
                 let number = pid.as_raw_nonzero().get();
-                if let Err(why) = has_text("look at", number) {
+                if let Err(why) = has_text("look at", number, true) {
                     status = why;
                     continue;
                 }
@@ -139,7 +139,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, strict: bool) -> u8
                 }
                 let gone = SysError { call: "exe", errno: Errno::SRCH };
                 let error = process.and_then(|process| process.exe_path()).err().unwrap_or(gone);
-                status = failed("look at", number, error);
+                status = failed("look at", number, true, error);
             }
         }
     }

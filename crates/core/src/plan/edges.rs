@@ -17,6 +17,7 @@ use crate::config::EdgePolicy;
 use crate::file_ranges::{Parts, covered, in_range};
 use crate::order;
 use crate::proc::maps::Vma;
+use crate::ragged::{by_pagecache, ragged};
 
 /// Addresses at which nothing may be mapped beside a text. An edge with a gap there is not taken.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -138,19 +139,6 @@ pub(super) fn take(
     text.take_off_rest(text_taken);
 }
 
-/// Returns the huge pages that a range meets without filling them: none, one or two.
-fn ragged(range: AddrRange, huge: PageSize) -> Vec<AddrRange> {
-    let page = |at: RemoteAddr| AddrRange::with_len(at.align_down(huge), huge.bytes());
-    let Some(last) = range.end().checked_sub(1).filter(|_| !range.is_empty()) else {
-        return Vec::new();
-    };
-    let mut pages: Vec<AddrRange> =
-        [page(range.start()), page(last)].into_iter().flatten().collect();
-    pages.dedup();
-    pages.retain(|page| !range.covers(*page));
-    pages
-}
-
 /// Decides whether a huge page may be taken.
 fn edge(page: AddrRange, around: &Around<'_>, parts: &Parts) -> Option<Edge> {
     let text = parts.text_bytes(page);
@@ -166,46 +154,6 @@ fn edge(page: AddrRange, around: &Around<'_>, parts: &Parts) -> Option<Edge> {
     let as_described = here.all(|vma| vma.file == file && parts.describe(vma, page));
     let whole = parts.within(page).all(|part| covered(around.vmas, part.range, |_| true));
     (as_described && whole).then_some(Edge { page, text })
-}
-
-/// Returns the file offset of the huge page if the page cache holds it as one folio, and everything
-/// mapped there comes from its own place in that folio.
-fn by_pagecache(page: AddrRange, parts: &Parts, folios: &[Range<u64>]) -> Option<u64> {
-    let mut here = parts.within(page);
-    let offset = here.next()?.offset_at(page.start());
-    let end = offset.checked_add(page.len())?;
-    let all = here.all(|part| part.offset_at(page.start()) == offset);
-    let aligned = offset & (page.len() - 1) == 0;
-    let cached = folios.iter().any(|folio| folio.start <= offset && end <= folio.end);
-    (all && aligned && cached).then_some(offset)
-}
-
-/// Returns the file ranges, one huge page each, of the ragged edges of these parts that the page cache
-/// could hold, in a file of `file_len` bytes: those that may be taken, as far as the headers say.
-pub fn edge_chunks(
-    parts: &Parts,
-    policy: EdgePolicy,
-    pages: Pages,
-    file_len: u64,
-) -> Vec<Range<u64>> {
-    let wanted = parts.is_certain() && policy.is_for(parts.all_text_bytes(), pages.pmd);
-    let mut chunks: Vec<Range<u64>> = parts
-        .texts()
-        .filter(|_| wanted)
-        .flat_map(|part| ragged(part.range, pages.pmd))
-        .filter(|&page| !parts.is_closed(page))
-        .filter(|&page| parts.text_bytes(page) >= policy.least_in_page())
-        .filter_map(|page| {
-            let offset = parts.within(page).next()?.offset_at(page.start());
-            let end = offset.checked_add(page.len())?;
-            let whole = std::iter::once(offset..end);
-            by_pagecache(page, parts, &whole.collect::<Vec<_>>())?;
-            (end <= file_len).then_some(offset..end)
-        })
-        .collect();
-    order::by_key(&mut chunks, |chunk| chunk.start);
-    chunks.dedup();
-    chunks
 }
 
 /// Returns how many bytes of text become huge at best, if no other mapping is in the way.
@@ -236,6 +184,7 @@ mod tests {
     use crate::elf::LoadSegment;
     use crate::plan::{Means, Plan, plan};
     use crate::proc::maps;
+    use crate::ragged::edge_chunks;
     use crate::rebase::MainImage;
     use crate::skip::SkipReason;
     use crate::snapshot::Snapshot;

@@ -17,7 +17,6 @@
 
 pub mod edges;
 mod layout;
-mod render;
 mod start;
 
 mod cuts;

@@ -13,7 +13,6 @@ pub mod mountinfo;
 pub mod pagemap;
 pub mod pressure;
 pub mod sched;
-pub mod smaps;
 pub mod stack;
 pub mod stat;
 pub mod status;

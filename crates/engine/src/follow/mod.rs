@@ -30,9 +30,11 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, areas, process, ptrace};
 
 use crate::locked_target::{Treated, start_time};
+use crate::pauses::Growing;
 use crate::policy::policy;
 use crate::switched_off::is_switched_off;
-use crate::watch::{self, Copies, Growing, Outcome, Tell, has_worked, times};
+use crate::times;
+use crate::watch::{self, Copies, Outcome, Tell, has_worked};
 pub use patterns::Patterns;
 use tree::Tree;
 

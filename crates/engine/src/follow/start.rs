@@ -30,7 +30,8 @@ use super::Patterns;
 use crate::locked_target::{Treated, has_text_of_ours};
 use crate::policy::policy;
 use crate::switched_off::is_switched_off;
-use crate::watch::{self, Copies, Outcome, has_worked, times};
+use crate::times;
+use crate::watch::{self, Copies, Outcome, has_worked};
 
 /// The most text of libraries, in bytes, that is copied for one process. The copy is made when the start is over and
 /// the process still runs.

@@ -26,7 +26,7 @@ use tiexec_tracee::{TraceError, clock};
 use crate::follow::Patterns;
 use crate::policy::{policy, too_large};
 use crate::sampling::number;
-use crate::watch::times;
+use crate::times;
 
 use self::image_file::{Image, Verdict, judge, search};
 

@@ -10,8 +10,9 @@ use tiexec_remap::workers;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process};
 
-use super::{Copies, may_pass, times};
+use super::{Copies, may_pass};
 use crate::locked_target::{LONGEST, LockedTarget, Treated, look_for_text_of_ours};
+use crate::times;
 
 /// The callback that hears what was done to a process.
 pub type Tell<'a> = &'a mut dyn FnMut(&LockedTarget, &Treated);

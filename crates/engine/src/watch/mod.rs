@@ -5,20 +5,15 @@
 //!   due ──► look ──► outcome ──► next due
 //! ```
 //!
-//! - `times`: all times, as a table.
-//! - `pauses`: the pause until the next look.
 //! - `look`: one look at a process, by its own user if need be, and its outcome.
 //! - `retry`: the failures after which a process is tried again.
 //! - `copies`: the program in which copies were seen, to notice that somebody reverts it.
 
 mod copies;
 mod look;
-mod pauses;
 mod retry;
-pub mod times;
 
 pub(crate) use copies::Copies;
 pub use look::Tell;
 pub(crate) use look::{Outcome, has_worked, look, treat};
-pub use pauses::{Growing, Pauses};
 pub use retry::may_pass;

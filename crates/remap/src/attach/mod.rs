@@ -15,6 +15,7 @@ mod prepared;
 mod probe;
 mod residue;
 mod revert;
+mod snapshot;
 mod stored;
 mod switching;
 mod texts;

@@ -31,7 +31,7 @@ use super::texts::{Looking, Texts};
 use super::written::Written;
 use super::{
     AttachOrder, Attached, Done, PrivateCopies, ThpOn, file_passing, mappings, probe, residue,
-    surroundings, thp_is_off,
+    snapshot, surroundings, thp_is_off,
 };
 use crate::image::{Memory, Source};
 use crate::images::{Image, Images};
@@ -39,7 +39,7 @@ use crate::policy::Policy;
 use crate::switch;
 use crate::target_file::TargetFile;
 use crate::workers::Wanted;
-use crate::{headroom, mapped, numa_placement, snapshot};
+use crate::{headroom, mapped, numa_placement};
 
 /// The result of all work that can be done beside a process.
 pub(crate) struct Prepared {

@@ -33,11 +33,10 @@ use super::prepared::COPY_CALLS;
 use super::written::Written;
 use super::{
     AttachOrder, Stop, StopCost, as_snapshot, has_locked_memory, in_a_stop, mappings, probe,
-    residue, surroundings,
+    residue, snapshot, surroundings,
 };
 use crate::mapped::{self, Layouts, Mapped, is_marked_widened};
 use crate::protection::{GUARDED, TEXT};
-use crate::snapshot;
 use crate::switch::{self, OpenFile, Switch};
 use crate::target_file::{ReadAt, TargetFile};
 use crate::workers::SameBytes;

@@ -6,7 +6,6 @@ mod copies;
 mod helper_end;
 mod program;
 mod rebase;
-pub mod restart;
 
 use std::cell::Cell;
 use std::ffi::OsStr;

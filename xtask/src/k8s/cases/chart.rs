@@ -6,9 +6,9 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 
 use super::{AGENT, Pod, agent_is_ready, becomes_huge, delete, huge, mib, restarts, why_not};
-use crate::chart::{CHART, MANIFEST};
+use crate::k8s::chart::{CHART, MANIFEST};
 use crate::k8s::node::{Cluster, eventually};
-use crate::vm::build::repository;
+use crate::repository;
 
 /// The values of the chart: the imported image, and a minimum age of 1 s. Memory pressure is not limited, because the
 /// machine is busy with the cluster itself.

@@ -20,9 +20,9 @@ use tiexec_engine::programs;
 use tiexec_engine::sampling::{Sampling, number, refusal};
 use tiexec_remap::attach::{attach, look_at_jit};
 use tiexec_remap::images::Images;
-use tiexec_remap::launch::restart::{self, Started};
 use tiexec_remap::mapped::originals;
 use tiexec_remap::policy::Policy;
+use tiexec_remap::restart::{self, Started};
 use tiexec_remap::sources::Sources;
 use tiexec_remap::workers::Workers;
 use tiexec_sys::counters::Counters;
@@ -90,10 +90,10 @@ pub(super) fn gather(
 /// The exit status. The message is on stderr already.
 fn may_sample(doing: &str, pid: Pid) -> Result<String, u8> {
     let shown = pid.as_raw_nonzero().get();
-    let refuse = |error| failed(doing, shown, error);
+    let refuse = |error| failed(doing, shown, true, error);
     let named = ProcDir::of(pid).map_err(refuse)?;
     let status = named.status().map_err(refuse)?;
-    has_text(doing, shown)?;
+    has_text(doing, shown, true)?;
     if let Some(process) = status.tgid.filter(|&tgid| tgid != number(pid)) {
         let fix = format!("tiexecctl {} {process}", command_of(doing));
         warn(format_args!(
@@ -119,7 +119,7 @@ fn running(
     options: &Advise,
     pages: Pages,
 ) -> Result<Gathered, u8> {
-    let refuse = |error| failed(doing, first.cast_signed(), error);
+    let refuse = |error| failed(doing, first.cast_signed(), true, error);
     let (heirs, members) = if options.follow {
         (Heirs::Processes, Tree::of(pids).walk(true))
     } else {

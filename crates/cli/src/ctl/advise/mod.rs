@@ -22,7 +22,7 @@ use tiexec_remap::workers;
 use tiexec_sys::perf_sampler::Clock;
 use tiexec_sys::{Pid, process, processor, thp};
 
-use super::attach::{looked_at, targets, together};
+use super::targets::{looked_at, targets, together};
 use super::{can_write, write};
 use crate::exit;
 use crate::options::Advise;

@@ -8,7 +8,7 @@ use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::config::Edges;
 use tiexec_core::escape::AsShown;
-use tiexec_remap::launch::restart::Started;
+use tiexec_remap::restart::Started;
 
 use super::gather::{EDGES, Known};
 use crate::options::Advise;

@@ -11,7 +11,7 @@ use tiexec_remap::Failure;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::Pid;
 
-use super::{failed, of_all};
+use crate::ctl::targets::{failed, of_all};
 use crate::exit;
 use crate::stdio::warn;
 

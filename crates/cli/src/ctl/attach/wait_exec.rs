@@ -16,6 +16,7 @@ use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process};
 
+use crate::ctl::targets::selected;
 use crate::ctl::{inspect, systemctl};
 use crate::exit;
 use crate::options::Targets;
@@ -43,7 +44,7 @@ pub(super) fn run(targets: &Targets, attach: impl FnOnce(&[Pid]) -> u8) -> u8 {
     let limits = if beside.is_some() { BESIDE } else { IN_THE_START };
     let mut malformed = false;
     let find = || {
-        let pids = super::selected(targets).unwrap_or_else(|_| {
+        let pids = selected(targets).unwrap_or_else(|_| {
             malformed = true;
             Vec::new()
         });
@@ -64,7 +65,7 @@ pub(super) fn run(targets: &Targets, attach: impl FnOnce(&[Pid]) -> u8) -> u8 {
             let left = (begun + limits.all).saturating_duration_since(Instant::now());
             // The selection happens in this process, because it excludes the selecting process, and the child would
             // select its parent.
-            let pids = super::selected(targets).unwrap_or_default();
+            let pids = selected(targets).unwrap_or_default();
             let done = workers::apart(left, || {
                 attach(&pids);
                 huge_text(pid)
@@ -161,7 +162,7 @@ fn name_of(pid: Pid) -> String {
 
 /// Describes how much text of the process is huge.
 fn huge_text(pid: Pid) -> String {
-    inspect::report(pid.as_raw_nonzero().get()).map_or_else(
+    inspect::report(pid.as_raw_nonzero().get(), true).map_or_else(
         |_| "it could not be looked at".to_owned(),
         |report| format!("huge {} of {} MiB text", mib(report.huge_bytes), mib(report.text_bytes)),
     )

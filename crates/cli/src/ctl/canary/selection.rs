@@ -7,7 +7,7 @@ use tiexec_core::proc::stat;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
-use super::attach;
+use crate::ctl::targets;
 use crate::exit;
 use crate::options::Targets;
 use crate::stdio::warn;
@@ -53,7 +53,7 @@ impl Selection {
     /// The exit status. The message is on stderr already.
     pub(super) fn first(&self) -> Result<Vec<Pid>, u8> {
         match self {
-            Self::Targets(targets) => attach::targets(targets),
+            Self::Targets(targets) => targets::targets(targets),
             Self::Rule { name, program, .. } => {
                 let pids = self.now()?;
                 if pids.is_empty() {
@@ -72,7 +72,7 @@ impl Selection {
     /// The exit status. The message is on stderr already.
     pub(super) fn now(&self) -> Result<Vec<Pid>, u8> {
         match self {
-            Self::Targets(targets) => attach::selected(targets),
+            Self::Targets(targets) => targets::selected(targets),
             Self::Rule { rules, name, program } => {
                 let found = matching(rules, name).filter(|(_, its)| its == program);
                 Ok(found.map(|(pid, _)| pid).collect())

@@ -10,8 +10,8 @@ use std::fmt::{self, Write};
 
 use serde::Serialize;
 
-use super::attach::{looked_at, targets, together};
 use super::print;
+use super::targets::{looked_at, targets, together};
 use crate::exit;
 use crate::options::Targets;
 use tiexec_core::escape;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use tiexec_core::escape::AsShown;
 
-use crate::ctl::attach::is_near;
 use crate::ctl::systemctl;
+use crate::ctl::targets::is_near;
 
 /// Most near names that a message lists.
 const NAMES: usize = 3;

@@ -18,6 +18,7 @@ use own_units::{Part, Service};
 use tiexec_core::escape::AsShown;
 use tiexec_engine::wait_exec;
 
+use super::targets::select;
 use super::{attach, print, told};
 use crate::exit;
 use crate::options::{Ctl, CtlCommand, Disable, Enable, Revert, Targets};
@@ -415,7 +416,7 @@ fn disable_one(
     options: &Disable,
 ) -> (u8, bool) {
     let user = manager.user;
-    let given = attach::with_kind(name);
+    let given = select::with_kind(name);
     // If the unit is masked or gone now, what belongs to it is still found under the unit's own name.
     let is_there = directories.iter().any(|units| Service { name: &given, user }.is_enabled(units));
     let unit = if is_there {
@@ -476,7 +477,7 @@ fn disable_one(
 /// # Errors
 /// The exit status. The message is on stderr already.
 fn found(manager: Manager, doing: &str, name: &str) -> Result<manager::Unit, u8> {
-    let full = attach::with_kind(name);
+    let full = select::with_kind(name);
     if (Service { name: &full, user: manager.user }).is_ours() {
         warn(format_args!(
             "cannot {doing} {}: it is a unit of TiExec's; fix: name the service beside which it runs",

@@ -15,13 +15,13 @@
 //! | an operator's attach or revert, while another TiExec is at work | [`TURN`] | [`OTHERS_WORK`] |
 //!
 //! A watch begins its pauses again when the program has executed another one, or has mapped more. An obstacle
-//! [may pass](super::may_pass) or not.
+//! [may pass](crate::watch::may_pass) or not.
 
 use std::time::Duration;
 
 use tiexec_tracee::clock;
 
-use super::Pauses;
+use crate::pauses::Pauses;
 
 /// Between two looks at a program. The search for a thread that takes a stop well is as long as the pause: if there are
 /// more threads than processors, a thread may wait for its turn.

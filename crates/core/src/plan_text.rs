@@ -4,9 +4,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::{Backing, Plan, Span, TextPlan};
 use crate::addr::{AddrRange, mib};
 use crate::escape::{self, AsShown};
+use crate::plan::{Backing, Plan, Span, TextPlan};
 use crate::skip::Reason;
 
 impl fmt::Display for Plan {

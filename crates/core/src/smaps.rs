@@ -1,8 +1,8 @@
 //! `/proc/PID/smaps`: what each VMA really is made of (`fs/proc/task_mmu.c` `show_smap`).
 
-use super::maps::parse_vma;
-use super::{ParseError, lines, number};
 use crate::area::Area;
+use crate::proc::maps::parse_vma;
+use crate::proc::{ParseError, lines, number};
 
 /// Parses the whole of `/proc/PID/smaps`. Skips unknown fields.
 ///

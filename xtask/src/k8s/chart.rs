@@ -9,8 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::k8s;
-use crate::vm::build::repository;
+use super::build::helm;
+use crate::repository;
 
 /// The chart, below the repository.
 pub(crate) const CHART: &str = "deploy/helm/tiexec";
@@ -23,7 +23,7 @@ const KUBERNETES: &str = "1.34.0";
 /// Regenerates the manifest.
 pub(crate) fn write() -> Result<()> {
     let manifest = repository()?.join(MANIFEST);
-    fs::write(&manifest, text(&k8s::helm()?)?)
+    fs::write(&manifest, text(&helm()?)?)
         .with_context(|| format!("cannot write {}", manifest.display()))
 }
 
@@ -71,6 +71,7 @@ fn text(helm: &Path) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::build::helm_that_is_there;
     use super::*;
 
     #[test]
@@ -78,7 +79,7 @@ mod tests {
         let manifest = fs::read_to_string(repository().unwrap().join(MANIFEST)).unwrap();
         let fix = "run `cargo xtask chart`";
         assert!(manifest.starts_with(&head().unwrap()), "{MANIFEST} is of another chart: {fix}");
-        if let Some(helm) = k8s::helm_that_is_there() {
+        if let Some(helm) = helm_that_is_there() {
             assert_eq!(manifest, text(&helm).unwrap(), "{fix}");
         }
     }

@@ -13,11 +13,12 @@ use tiexec_tracee::Failure;
 use tiexec_tracee::arch;
 use tiexec_tracee::target::Target;
 
-use crate::attach::AttachOrder;
 use crate::elf_file::elf_headers;
 use crate::open_mapped::open_mapped;
 use crate::target_file::ReadAt;
 use crate::workers::Workers;
+
+use super::AttachOrder;
 
 /// Looks at a process. If its text may be guarded or tagged, reads smaps too, because no other file shows that.
 ///
