@@ -3,9 +3,8 @@
 use serde_json::Value;
 
 use support::attaching::{ctl, joined, json, ok, revert, small, switched};
-use support::child::eventually;
 use support::smaps::vmas;
-use support::{Held, Kind, Report, Run, pmd_size, program};
+use support::{Held, Kind, Run, pmd_size};
 
 /// Starts `hotset`, which executes in this many pages all over its text.
 fn spinning(pages: &str) -> (support::Fresh, Held) {
@@ -106,35 +105,42 @@ fn a_dry_run_only_tells() {
 }
 
 #[test]
-fn a_launch_begins_on_base_pages_and_takes_the_hottest_later() {
-    let copy = small("hotset", Kind::DynamicPie);
-    let report = Report::new();
-    let run = Run::new(copy.path(), ["3", "600"]).options(["--max-huge-pages=1", "--settle=1s"]);
-    let mut held = report.of(&run).start();
-    held.wait_line("spinning");
-    let pid = held.pid();
-    eventually("it is switched", || switched(pid) > 0);
-    assert_eq!(switched(pid), pmd_size());
-    eventually("it is reported", || report.text().ends_with('\n'));
-    let said: Value = report.read();
-    assert_eq!((taken(&said).len(), &said["budget"]["budget"]), (1, &"1".into()), "{said}");
-    // The companion must not stay.
-    eventually("the companion has ended", || support::smaps::children(pid).is_empty());
+fn a_launch_takes_no_budget_and_names_the_attach() {
+    let copy = small("hold", Kind::DynamicPie);
+    let fix = "; fix: leave out --max-huge-pages, then tiexecctl attach --max-huge-pages=1 PID";
+    for more in [&[][..], &["--strict"], &["--dry-run"], &["-q"], &["--settle=1s"]] {
+        let options = [&["--max-huge-pages=1"], more].concat();
+        let done = Run::new(copy.path(), [""; 0]).options(&options).output();
+        done.assert_code(125);
+        assert_eq!(done.out(), "", "the program must not run");
+        assert!(done.err().starts_with("tiexec: cannot start "), "{done}");
+        assert!(done.err().trim_end().ends_with(fix), "{done}");
+    }
 }
 
 #[test]
-fn a_program_that_ends_while_it_is_sampled_is_reported_too() {
-    let report = Report::new();
-    let options = ["--max-huge-pages=1", "--settle=500ms"];
-    let run = Run::new(program("exits", Kind::DynamicPie), ["code", "7"]).options(options);
-    report.of(&run).output().assert_code(7);
-    eventually("it is reported", || report.text().ends_with('\n'));
-    let said: Value = report.read();
-    assert_eq!(
-        (&said["outcome"], &said["reason"]),
-        (&"skipped".into(), &"target_gone".into()),
-        "{said}"
-    );
+fn a_budget_in_the_environment_keeps_no_program_from_starting() {
+    let copy = small("hold", Kind::DynamicPie);
+    for (environment, warned) in [("max-huge-pages=1", true), ("max-huge-pages=1,quiet", false)] {
+        let run = Run::new(copy.path(), ["7"]).env("TIEXEC", environment);
+        let held = run.hold();
+        assert!(switched(held.pid()) > pmd_size(), "the launch takes all text");
+        let done = held.finish();
+        done.assert_code(7);
+        let line = "tiexec: cannot take max-huge-pages=1 from TIEXEC";
+        assert_eq!(done.err().contains(line), warned, "{done}");
+    }
+}
+
+#[test]
+fn with_a_pid_tiexec_takes_a_budget() {
+    let (_copy, held) = spinning("3");
+    let pid = held.pid();
+    let args = ["--json", "--settle=1s", "--max-huge-pages=1", "-p", &pid.to_string()];
+    let done = Run::new(support::tiexec(), args).plain().output();
+    done.assert_code(0);
+    let report: Value = serde_json::from_str(&done.out()).expect("a report");
+    assert_eq!((taken(&report).len(), switched(pid)), (1, pmd_size()), "{report}");
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn the_helper_of_a_launch() {
 #[test]
 fn the_companion_of_a_program() {
     let hold = program("hold", Kind::DynamicPie);
-    for options in [&["--follow"][..], &["--settle=60s"], &["--max-huge-pages=2"]] {
+    for options in [&["--follow"][..], &["--settle=60s"]] {
         let word = format!("companion-{}{}", std::process::id(), options[0]);
         let environment = format!("MARK={word}");
         let run = Run::new(&hold, ["7", &word]).options(options).env("MARK", &word);

@@ -1,6 +1,9 @@
 //! The command line of `tiexec`: a program to launch, or a process to attach to.
 
+use std::ffi::OsString;
+
 use clap::Parser;
+use tiexec_core::escape::AsShown;
 use tiexec_sys::process::occupy_standard_descriptors;
 use tiexec_sys::startup::{Argv, note_closed_output};
 
@@ -8,7 +11,7 @@ use crate::ctl::attach;
 use crate::exit;
 use crate::launch;
 use crate::options::{Attach, Launch, LaunchSettings};
-use crate::stdio::answer;
+use crate::stdio::{answer, warn};
 
 /// The task that a command line names.
 enum Invocation {
@@ -47,6 +50,17 @@ fn parse(argv: Argv) -> Invocation {
             // No program inherits them.
             occupy_standard_descriptors();
             Invocation::Attach(Attach::from_launch(pid, &settings, dry_run))
+        }
+        Ok(Launch { settings, program, .. }) if settings.say("max-huge-pages") => {
+            let budget = settings.alone().max_huge_pages.map(|budget| budget.to_string());
+            let budget = budget.unwrap_or_default();
+            let program = program.first().map(OsString::as_os_str).unwrap_or_default();
+            warn(format_args!(
+                "cannot start {} with --max-huge-pages: only a running program can be sampled; fix: leave out \
+                 --max-huge-pages, then tiexecctl attach --max-huge-pages={budget} PID",
+                program.shown()
+            ));
+            Invocation::Answered(exit::LAUNCH_FAILED)
         }
         Ok(parsed) => Invocation::Launch {
             program: argv.len() - parsed.program.len(),

@@ -36,8 +36,7 @@ pub struct Launch {
     #[command(flatten)]
     pub settings: LaunchSettings,
 
-    /// Print the plan and exit; the program does not run. A plan cannot know the pages that
-    /// --max-huge-pages would take
+    /// Print the plan and exit; the program does not run
     #[arg(long, help_heading = heading(Group::Output))]
     pub dry_run: bool,
 

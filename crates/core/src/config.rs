@@ -198,7 +198,7 @@ impl Settings {
     /// Returns whether to watch the start of the program. It is watched if no source says what to watch after the
     /// start.
     pub fn watches_start(&self) -> bool {
-        self.settle.is_none() && !self.follow && self.max_huge_pages.is_none()
+        self.settle.is_none() && !self.follow
     }
 
     /// Returns these settings, with no more edges and no more huge pages than `wanted` has.

@@ -202,8 +202,7 @@ settings! {
         );
     "strict": |to, said| to.strict = said.flag()?,
         group: Group::Failures,
-        help: "Refuse to start (exit status 125) if the text cannot be put onto huge pages",
-        not_with: &["max-huge-pages"];
+        help: "Refuse to start (exit status 125) if the text cannot be put onto huge pages";
     "deadline": |to, said| to.deadline = Some(parse_duration(said.value()?)?),
         takes: Takes::Value("DURATION"),
         group: Group::Failures,
@@ -244,9 +243,8 @@ settings! {
         takes: Takes::Value("NUM|auto"),
         at: PODS_TOO,
         group: Group::AfterStart,
-        help: "Take at most this number of huge pages, the hottest first; auto takes as many as pay off by a model of \
-            the instruction TLB. The program runs on base pages and is sampled first, for the time of --settle \
-            [default: 5s]",
+        help: "With -p, take at most this number of huge pages, the hottest first; auto takes as many as pay off by a \
+            model of the instruction TLB. The processes are sampled first, for the time of --settle [default: 5s]",
         help_for_attach: Some(
             "Take at most this number of huge pages, the hottest first; auto takes as many as pay off by a model of \
             the instruction TLB. The processes are sampled first, for the time of --settle [default: 5s]"

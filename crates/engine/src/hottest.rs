@@ -8,7 +8,6 @@ use tiexec_advise::samples::Tally;
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::budget::{Budget, Choice};
 use tiexec_core::config::{BackingChoice, Settings};
-use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::attach;
 use tiexec_remap::images::Images;
@@ -16,12 +15,9 @@ use tiexec_remap::policy::Policy;
 use tiexec_sys::perf_sampler::Heirs;
 use tiexec_sys::{Pid, SysError, areas, processor};
 
-use crate::locked_target::{LONGEST, LockedTarget, Treated};
+use crate::locked_target::{LockedTarget, Treated};
 use crate::policy::policy;
 use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
-use crate::switched_off::is_switched_off;
-use crate::times;
-use crate::watch::{Tell, may_pass};
 
 /// How long to sample if `--settle` does not say.
 const USUAL: Duration = Duration::from_secs(5);
@@ -116,45 +112,5 @@ impl Hot {
         let mut treated = locked.treat_once(&order, images)?;
         treated.report.budget = Some(choice);
         Ok(treated)
-    }
-}
-
-/// Returns how long [`look_after`] may take, at most.
-pub fn longest(settings: &Settings) -> Duration {
-    let sampling = if settings.settle().is_zero() { USUAL } else { settings.settle() };
-    sampling.saturating_add(times::HOTTEST_LONGEST).saturating_add(LONGEST)
-}
-
-/// Treats a program that has just been started: samples it, and takes its hottest huge pages.
-///
-/// # Errors
-/// The work could not begin; the program is as it was.
-pub fn look_after(
-    program: Pid,
-    budget: Budget,
-    settings: &Settings,
-    tell: Tell<'_>,
-) -> Result<(), Failure> {
-    let hot = Hot::sample(&[program], budget, settings, false).map_err(Failure::unreadable)?;
-    if is_switched_off() {
-        return Err(Failure::new(SkipReason::Disabled, "switched off while it was sampled"));
-    }
-    let end = Instant::now() + times::HOTTEST_LONGEST;
-    let mut pauses = times::HOTTEST.begin();
-    loop {
-        let done = LockedTarget::open(program).and_then(|locked| {
-            let done = hot.treat_once(&locked, &mut Images::default());
-            done.map(|done| (locked, done))
-        });
-        match done {
-            Ok((locked, treated)) => {
-                tell(&locked, &treated);
-                return Ok(());
-            }
-            Err(failure) if may_pass(failure.reason) && Instant::now() < end => {
-                std::thread::sleep(pauses.take());
-            }
-            Err(failure) => return Err(failure),
-        }
     }
 }

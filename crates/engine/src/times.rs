@@ -5,7 +5,6 @@
 //! | the companion, in a program's start | [`PROGRAM`] | [`settled`] after text appeared, at most [`longest_start`] |
 //! | `--settle`, `--follow`, with records | a look [`QUIET`] after the program maps something | the time of `--settle`, at least [`BEGINNING`] with `--follow` |
 //! | the same, without records | [`POLLED`]; between walks through `/proc` [`PROGRAM`] | the same |
-//! | `--max-huge-pages`, after the sampling | [`HOTTEST`] | [`HOTTEST_LONGEST`] |
 //! | `--wait-exec` | [`MAIN_PROCESS`], before that [`SEARCH`] | the program is up |
 //! | the agent, at a program that a launch handed over | [`BEGINNING`], [`settled`] | [`longest_start`] |
 //! | the agent, after an obstacle that may pass | [`SOON`] | the process ends |
@@ -34,8 +33,6 @@ pub const POLLED: Pauses =
 /// Between two looks of libtiexec at its own process. It is a thread of the program, so it wakes rarely.
 pub const LIBRARY: Pauses =
     Pauses { first: Duration::from_millis(100), longest: Duration::from_secs(2) };
-/// Between two tries of a program that was sampled.
-pub const HOTTEST: Pauses = Pauses::of(Duration::from_millis(500));
 /// Between two tries to be the only TiExec at work on a process, for at most [`OTHERS_WORK`].
 pub const TURN: Pauses =
     Pauses { first: Duration::from_millis(5), longest: Duration::from_millis(50) };
@@ -83,7 +80,5 @@ pub fn longest_start() -> Duration {
 pub const SETTLED: Duration = Duration::from_secs(10);
 /// See [`longest_start`]. The tests shorten it.
 pub const LONGEST_START: Duration = Duration::from_secs(60);
-/// For how long a program that was sampled is tried.
-pub const HOTTEST_LONGEST: Duration = Duration::from_secs(10);
 /// For how long the follower remembers that a file's mapping had nothing to gain.
 pub const MEMORY: Duration = Duration::from_secs(10);

@@ -20,15 +20,14 @@ use tiexec_core::skip::{Reason, SkipReason};
 use tiexec_engine::follow::companion::{self, Begun, Companion, UnderSubreaper};
 use tiexec_engine::follow::counted::{self, Counted};
 use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
-use tiexec_engine::hottest;
 use tiexec_engine::launch::image_file::{is_executable, missing_interpreter, search};
 use tiexec_engine::launch::{Caller, Launch, Start, Told};
 use tiexec_engine::locked_target::Treated;
 use tiexec_engine::output::{standard_output, write_briefly};
+use tiexec_engine::settings::CONFIG_FILE;
 use tiexec_remap::Failure;
 use tiexec_remap::images::Images;
 use tiexec_remap::launch::Launched;
-use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::perf_watch::Heirs;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::startup::Argv;
@@ -59,13 +58,21 @@ struct Launcher {
 /// Runs the program at this index of the arguments. Returns an exit status only if this process could not become the
 /// program.
 pub(crate) fn run(argv: Argv, program: usize, options: LaunchSettings, dry_run: bool) -> u8 {
-    let settings = match settings::settings(&options) {
+    let mut settings = match settings::settings(&options) {
         Ok(settings) => settings,
         Err(what) => {
             warn(what);
             return exit::LAUNCH_FAILED;
         }
     };
+    if let Some(budget) = settings.max_huge_pages.take()
+        && !settings.quiet
+    {
+        warn(format_args!(
+            "cannot take max-huge-pages={budget} from TIEXEC or {CONFIG_FILE} at a start: only a running program can be \
+             sampled; fix: remove it there, then tiexecctl attach --max-huge-pages={budget} PID"
+        ));
+    }
     let sink = settings.report.as_deref().and_then(open_sink);
     let companion = OnceCell::new();
     let name = argv.get(program).unwrap_or_default();
@@ -83,10 +90,6 @@ impl Launcher {
         if !self.dry_run {
             self.say_wrapper();
             self.accompany();
-            if self.settings.max_huge_pages.is_some() {
-                // The companion samples the program first, because the hot pages are not known yet.
-                return self.exec();
-            }
         }
         // The watch process becomes an orphan while this process examines the program.
         let watch = self.begin_watch();
@@ -104,7 +107,6 @@ impl Launcher {
     /// Starts the companion, if the settings require one.
     fn accompany(&self) {
         let settings = &self.settings;
-        let budget = settings.max_huge_pages;
         let stays = settings.follow || !settings.settle().is_zero();
         // With `all` the user need not expect that the program generates code, so the line needs `-v` then.
         let wants_jit = settings.select.jit && (settings.select != Select::ALL || settings.verbose);
@@ -115,7 +117,7 @@ impl Launcher {
                 self.name().shown()
             ));
         }
-        if !stays && budget.is_none() {
+        if !stays {
             return;
         }
         if let Err(error) = Patterns::new(&settings.only, &settings.except) {
@@ -135,24 +137,11 @@ impl Launcher {
         self.say_counted(counted::by_whom().as_ref());
         let stays = UnderSubreaper::Stays;
         let started = companion::begin(Some(heirs), stays, &keep, |program, watch| {
-            let write = |report: &Report| {
+            let mut tell = |_: &_, treated: &Treated| {
                 if let Some(sink) = &self.sink {
-                    sink.write(&self.render(report));
+                    sink.write(&self.render(&treated.report));
                 }
             };
-            let mut tell = |_: &_, treated: &Treated| write(&treated.report);
-            if let Some(budget) = budget {
-                // A child process does this, because the program may have changed its user while it was sampled.
-                let one =
-                    |_pid, _: &mut Pool| hottest::look_after(program, budget, settings, &mut tell);
-                let gave_up = |_pid, failure: &Failure| Err(failure.clone());
-                let patience = hottest::longest(settings);
-                let done = workers::each_apart(&[program], patience, one, gave_up);
-                for failure in done.into_iter().filter_map(Result::err) {
-                    write(&self.as_launch().plain_report(program, &failure));
-                }
-                return;
-            }
             let images = Images::default();
             let follower = Follower::new(settings, &[program], watch, images, &mut tell);
             if let Some(follower) = follower {
@@ -162,12 +151,7 @@ impl Launcher {
         match started.and_then(Begun::finish) {
             Ok(Companion { pid, subreaper, no_watch }) => {
                 self.say_counted(subreaper.map(Counted::Subreaper).as_ref());
-                if let (Some(why), Some(_)) = (&no_watch, budget) {
-                    self.unless_quiet(format_args!(
-                        "{}: text stays on base pages: what is hottest cannot be told: {why}",
-                        self.name().shown()
-                    ));
-                } else if let Some(why) = no_watch {
+                if let Some(why) = no_watch {
                     self.unless_quiet(without_watch(&why, settings.follow));
                 }
                 let status = ProcDir::this_process().and_then(|process| process.status());

@@ -148,13 +148,7 @@ impl Launcher {
     pub(super) fn say_counted(&self, counted: Option<&Counted>) {
         let Some(counted) = counted else { return };
         let (name, later) = (self.name().shown(), counted.for_later_starts());
-        let option = if self.settings.follow {
-            "--follow"
-        } else if self.settings.max_huge_pages.is_some() {
-            "--max-huge-pages"
-        } else {
-            "--settle"
-        };
+        let option = if self.settings.follow { "--follow" } else { "--settle" };
         self.unless_quiet(format_args!(
             "{name}: {option} keeps one process more beside it, and {counted}; fix: leave out {option}; {later}"
         ));

@@ -1,5 +1,5 @@
 //! The parts that all watchers share. A watcher looks at a process more than once: the companion of a launch, `--settle`,
-//! `--follow`, `--max-huge-pages`, `--wait-exec`, the agent, and libtiexec.
+//! `--follow`, `--wait-exec`, the agent, and libtiexec.
 //!
 //! ```text
 //!   due ──► look ──► outcome ──► next due
