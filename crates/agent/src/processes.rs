@@ -41,19 +41,19 @@ pub struct Process {
 
 /// The facts about the machine that are needed to examine processes.
 #[derive(Clone, Debug, Default)]
-pub struct Surroundings {
+pub struct Examiner {
     mounts: Vec<u64>,
     cgroup_of_init: Vec<u8>,
     /// The pods of this node, as far as they are known.
     pub pods: Pods,
 }
 
-impl Surroundings {
+impl Examiner {
     /// Reads the facts about the machine. No pods are known yet.
     pub fn look() -> Self {
-        let mut surroundings = Self::default();
-        surroundings.look_again();
-        surroundings
+        let mut examiner = Self::default();
+        examiner.look_again();
+        examiner
     }
 
     /// Reads the facts again. The pods stay as they are.

@@ -38,7 +38,7 @@ use crate::metrics::{Metrics, Share};
 use crate::off::{self, Off};
 use crate::pod_watch::{PodWatch, Told};
 use crate::pods::Pods;
-use crate::processes::{Process, Surroundings, every};
+use crate::processes::{Examiner, Process, every};
 use crate::rules::{LAUNCHED, Rule, Rules};
 use crate::speak::{NoSocket, SOCKET, Server, listen, listen_at, listen_for_launches};
 use crate::state::{State, Store, Whose};
@@ -200,7 +200,7 @@ pub struct Agent<'a> {
     /// Processes that were forked, and have begun no program.
     forked: Forked,
     looked_at_all: Option<Instant>,
-    surroundings: Surroundings,
+    examiner: Examiner,
     wanted: VecDeque<Wanted>,
     /// True once the agent has counted the copies that an earlier one made.
     has_counted: bool,
@@ -271,7 +271,7 @@ impl<'a> Agent<'a> {
             begun: Young::default(),
             forked: Forked::default(),
             looked_at_all: None,
-            surroundings: Surroundings::default(),
+            examiner: Examiner::default(),
             wanted: VecDeque::new(),
             has_counted: false,
             guard,
@@ -471,7 +471,7 @@ impl<'a> Agent<'a> {
             (true, None) => self.pod_watch = Some(PodWatch::default()),
             (false, Some(_)) => {
                 self.pod_watch = None;
-                self.surroundings.pods = Pods::default();
+                self.examiner.pods = Pods::default();
             }
             _ => {}
         }
@@ -570,7 +570,7 @@ impl<'a> Agent<'a> {
     /// Reads the reports about pods. The agent decides again about the processes of each changed pod.
     fn read_pods(&mut self) {
         let Some(watch) = &mut self.pod_watch else { return };
-        let Told { changed, trouble } = watch.read(&mut self.surroundings.pods);
+        let Told { changed, trouble } = watch.read(&mut self.examiner.pods);
         if let Some(trouble) = trouble {
             let text = match trouble.as_str() {
                 "" => String::new(),
@@ -666,7 +666,7 @@ impl<'a> Agent<'a> {
         self.read_verdicts();
         let now = Instant::now();
         self.looked_at_all = Some(now);
-        self.surroundings.look_again();
+        self.examiner.look_again();
         let mut alive = HashSet::new();
         for (pid, process) in every() {
             let Some(identity) = Identity::of(&process) else { continue };
@@ -718,7 +718,7 @@ impl<'a> Agent<'a> {
             }
             known.due = None;
             let Ok(process) = ProcDir::of(pid) else { continue };
-            let facts = self.surroundings.process(&process);
+            let facts = self.examiner.process(&process);
             let Some(facts) = facts.filter(|facts| facts.identity == known.identity) else {
                 continue;
             };

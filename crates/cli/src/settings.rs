@@ -1,7 +1,7 @@
 //! The settings of a launch or an attach: from the command line, the environment, the configuration file and the kill switch.
 
 use tiexec_core::config::{BackingChoice, Settings};
-use tiexec_engine::settings::Surroundings;
+use tiexec_engine::settings::MachineSettings;
 
 use crate::memory_options;
 use crate::setting_options::SettingOptions;
@@ -12,10 +12,10 @@ use crate::stdio::warn;
 /// # Errors
 /// An option that this machine does not support, in words.
 pub(crate) fn settings<P>(options: &SettingOptions<P>) -> Result<Settings, String> {
-    let surroundings = Surroundings::read();
-    let mut settings = surroundings.settings.clone();
+    let machine = MachineSettings::read();
+    let mut settings = machine.settings.clone();
     options.put_into(&mut settings);
-    for complaint in surroundings.complaints().filter(|_| !settings.quiet) {
+    for complaint in machine.complaints().filter(|_| !settings.quiet) {
         warn(complaint);
     }
     let Settings { page_size, numa, .. } = options.alone();

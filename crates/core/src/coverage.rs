@@ -141,29 +141,47 @@ pub fn coverage(
     notes: &[Note],
     originals: &[Vma],
 ) -> Vec<FileCoverage> {
-    // Runs: pieces of one file's text that lie side by side were one VMA before a switch.
-    struct Run<'a> {
-        owner: &'a Vma,
-        range: AddrRange,
-        /// Text in it, joined where it adjoins.
-        texts: Vec<AddrRange>,
-        huge: u64,
-        copied: u64,
-        widened: u64,
-        backings: Vec<Backing>,
-        sizes: Vec<OfSize>,
-        nodes: Vec<OnNode>,
-        /// Memory of copies that are not whole images of a store.
-        cost: u64,
-        /// Images of a store, and the memory of each; an image may occur more than once.
-        images: Vec<(FileId, u64)>,
-    }
     let mut runs: Vec<Run<'_>> = Vec::new();
-    for (index, entry) in entries.iter().enumerate() {
-        let vma = &entry.vma;
-        if !vma.is_text() {
-            continue;
+    for index in 0..entries.len() {
+        let Some(next) = Run::of(entries, index, pages, originals) else { continue };
+        match runs.last_mut() {
+            Some(run) if run.adjoins(&next) => run.append(next),
+            _ => runs.push(next),
         }
+    }
+    let mut sums: BTreeMap<FileId, FileSum> = BTreeMap::new();
+    for run in runs {
+        let rest = run.rest(pages.pmd, notes);
+        sums.entry(run.owner.file).or_insert_with(|| FileSum::of(run.owner)).add(run, rest);
+    }
+    let mut files: Vec<FileCoverage> = sums.into_values().map(FileSum::finish).collect();
+    order::by(&mut files, |a, b| b.text_bytes.cmp(&a.text_bytes).then_with(|| a.path.cmp(&b.path)));
+    files
+}
+
+/// Pieces of one file's text that lie side by side. Before a switch they were one VMA.
+struct Run<'a> {
+    owner: &'a Vma,
+    range: AddrRange,
+    /// Text in it, joined where it adjoins.
+    texts: Vec<AddrRange>,
+    huge: u64,
+    copied: u64,
+    widened: u64,
+    backings: Vec<Backing>,
+    sizes: Vec<OfSize>,
+    nodes: Vec<OnNode>,
+    /// Memory of copies that are not whole images of a store.
+    cost: u64,
+    /// Images of a store, and the memory of each; an image may occur more than once.
+    images: Vec<(FileId, u64)>,
+}
+
+impl<'a> Run<'a> {
+    /// Makes a run of one VMA; `None` if the VMA is not text.
+    fn of(entries: &'a [Area], index: usize, pages: Pages, originals: &'a [Vma]) -> Option<Self> {
+        let entry = entries.get(index).filter(|entry| entry.vma.is_text())?;
+        let vma = &entry.vma;
         let known = originals.iter().filter(|text| text.range.overlaps(vma.range));
         let mut texts: Vec<AddrRange> =
             known.clone().filter_map(|text| text.range.intersection(vma.range)).collect();
@@ -188,103 +206,117 @@ pub fn coverage(
         let cost = if image.is_some() { 0 } else { copied };
         let backing = backing_of(entry, pages.base).filter(|_| huge > 0);
         let size = (huge > 0).then(|| size_of(entry, pages, huge));
-        match runs.last_mut() {
-            Some(run) if run.owner.file == owner.file && run.range.end() == vma.range.start() => {
-                run.range = AddrRange::new(run.range.start(), vma.range.end()).unwrap_or(run.range);
-                for text in texts {
-                    match run.texts.last_mut() {
-                        Some(last) if last.end() == text.start() => {
-                            *last = AddrRange::new(last.start(), text.end()).unwrap_or(*last);
-                        }
-                        _ => run.texts.push(text),
-                    }
-                }
-                run.huge += huge;
-                run.copied += copied;
-                run.widened += widened;
-                run.backings.extend(backing);
-                run.sizes.extend(size);
-                run.nodes.extend(&entry.nodes);
-                run.cost += cost;
-                run.images.extend(image);
-            }
-            _ => runs.push(Run {
-                owner,
-                range: vma.range,
-                texts,
-                huge,
-                copied,
-                widened,
-                backings: backing.into_iter().collect(),
-                sizes: size.into_iter().collect(),
-                nodes: entry.nodes.clone(),
-                cost,
-                images: image.into_iter().collect(),
-            }),
-        }
+        Some(Self {
+            owner,
+            range: vma.range,
+            texts,
+            huge,
+            copied,
+            widened,
+            backings: backing.into_iter().collect(),
+            sizes: size.into_iter().collect(),
+            nodes: entry.nodes.clone(),
+            cost,
+            images: image.into_iter().collect(),
+        })
     }
 
-    let mut files: BTreeMap<_, FileCoverage> = BTreeMap::new();
-    let mut rests: BTreeMap<_, BTreeMap<Reason, u64>> = BTreeMap::new();
-    let mut images: BTreeMap<FileId, BTreeMap<FileId, u64>> = BTreeMap::new();
-    for run in runs {
-        let file = files.entry(run.owner.file).or_insert_with(|| FileCoverage {
-            path: run.owner.display_path(),
-            deleted: run.owner.name.ends_with(b" (deleted)"),
+    /// Returns whether `next` has text of the same file and begins where this run ends.
+    fn adjoins(&self, next: &Self) -> bool {
+        self.owner.file == next.owner.file && self.range.end() == next.range.start()
+    }
+
+    /// Appends a run that [adjoins](Self::adjoins) this one.
+    fn append(&mut self, next: Self) {
+        self.range = AddrRange::new(self.range.start(), next.range.end()).unwrap_or(self.range);
+        for text in next.texts {
+            match self.texts.last_mut() {
+                Some(last) if last.end() == text.start() => {
+                    *last = AddrRange::new(last.start(), text.end()).unwrap_or(*last);
+                }
+                _ => self.texts.push(text),
+            }
+        }
+        self.huge += next.huge;
+        self.copied += next.copied;
+        self.widened += next.widened;
+        self.backings.extend(next.backings);
+        self.sizes.extend(next.sizes);
+        self.nodes.extend(next.nodes);
+        self.cost += next.cost;
+        self.images.extend(next.images);
+    }
+
+    /// Returns the bytes of text in the run.
+    fn text_bytes(&self) -> u64 {
+        self.texts.iter().map(|text| text.len()).sum()
+    }
+
+    /// Returns the reasons for which text of the run is not huge, and how many bytes each concerns.
+    fn rest(&self, pmd: PageSize, notes: &[Note]) -> [(Reason, u64); 2] {
+        let len = self.text_bytes();
+        let whole = self.texts.iter().filter_map(|text| text.align_inward(pmd));
+        let whole: u64 = whole.map(AddrRange::len).sum();
+        let left = len - self.huge.min(len);
+        if whole == 0 {
+            return [(SkipReason::TooSmall.into(), left), (SkipReason::Edges.into(), 0)];
+        }
+        let edges = (len - whole).min(left);
+        // If several pieces have a reason, the reason of the largest piece counts.
+        let within = |note: &Note| note.range.intersection(self.range).map_or(0, AddrRange::len);
+        let noted = notes.iter().filter(|note| note.range.overlaps(self.range));
+        let noted = noted.min_by_key(|note| Reverse(within(note)));
+        let reason = noted.map_or(SkipReason::BasePages.into(), |note| note.reason);
+        [(SkipReason::Edges.into(), edges), (reason, left - edges)]
+    }
+}
+
+/// The sum of one file's runs.
+struct FileSum {
+    file: FileCoverage,
+    rest: BTreeMap<Reason, u64>,
+    /// Images of a store, and the memory of each.
+    images: BTreeMap<FileId, u64>,
+}
+
+impl FileSum {
+    fn of(owner: &Vma) -> Self {
+        let file = FileCoverage {
+            path: owner.display_path(),
+            deleted: owner.name.ends_with(b" (deleted)"),
             ..FileCoverage::default()
-        });
-        let len: u64 = run.texts.iter().map(|text| text.len()).sum();
-        file.text_bytes += len;
+        };
+        Self { file, rest: BTreeMap::new(), images: BTreeMap::new() }
+    }
+
+    /// Adds a run, and the [rest](Run::rest) of it.
+    fn add(&mut self, run: Run<'_>, rest: [(Reason, u64); 2]) {
+        let file = &mut self.file;
+        file.text_bytes += run.text_bytes();
         file.widened_bytes += run.widened;
         file.huge_bytes += run.huge;
         file.copied_bytes += run.copied;
         file.cost_bytes += run.cost;
-        images.entry(run.owner.file).or_default().extend(run.images);
         file.backings.extend(run.backings);
         file.sizes.extend(run.sizes);
         file.nodes.extend(run.nodes);
-        let whole = run.texts.iter().filter_map(|text| text.align_inward(pages.pmd));
-        let whole: u64 = whole.map(AddrRange::len).sum();
-        let left = len - run.huge.min(len);
-        let edges = (len - whole).min(left);
-        // If several pieces have a reason, the reason of the largest piece counts.
-        let of_run = |note: &AddrRange| {
-            let (start, end) =
-                (run.range.start().max(note.start()), run.range.end().min(note.end()));
-            end.get() - start.get()
-        };
-        let noted = notes.iter().filter(|note| note.range.overlaps(run.range));
-        let noted = noted.min_by_key(|note| Reverse(of_run(&note.range)));
-        let rest = rests.entry(run.owner.file).or_default();
-        if whole == 0 {
-            *rest.entry(SkipReason::TooSmall.into()).or_default() += left;
-        } else {
-            *rest.entry(SkipReason::Edges.into()).or_default() += edges;
-            let reason = noted.map_or(SkipReason::BasePages.into(), |note| note.reason);
-            *rest.entry(reason).or_default() += left - edges;
+        self.images.extend(run.images);
+        for (reason, bytes) in rest {
+            *self.rest.entry(reason).or_default() += bytes;
         }
     }
-    let mut files: Vec<FileCoverage> = files
-        .into_iter()
-        .map(|(id, mut file)| {
-            let images = images.remove(&id).unwrap_or_default();
-            file.cost_bytes += images.into_values().sum::<u64>();
-            order::by(&mut file.backings, Ord::cmp);
-            file.backings.dedup();
-            file.sizes = sum(&file.sizes);
-            file.nodes = numa::sum(file.nodes);
-            file.rest = rests
-                .remove(&id)
-                .unwrap_or_default()
-                .into_iter()
-                .filter(|&(_, bytes)| bytes > 0)
-                .map(|(reason, bytes)| Rest { reason, bytes })
-                .collect();
-            file
-        })
-        .collect();
-    order::by(&mut files, |a, b| b.text_bytes.cmp(&a.text_bytes).then_with(|| a.path.cmp(&b.path)));
-    files
+
+    fn finish(self) -> FileCoverage {
+        let Self { mut file, rest, images } = self;
+        file.cost_bytes += images.into_values().sum::<u64>();
+        order::by(&mut file.backings, Ord::cmp);
+        file.backings.dedup();
+        file.sizes = sum(&file.sizes);
+        file.nodes = numa::sum(file.nodes);
+        let rest = rest.into_iter().filter(|&(_, bytes)| bytes > 0);
+        file.rest = rest.map(|(reason, bytes)| Rest { reason, bytes }).collect();
+        file
+    }
 }
 
 /// Finds the file whose text TiExec's text at `index` replaces. This file has the nearest VMA that adjoins without a

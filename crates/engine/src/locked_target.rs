@@ -109,8 +109,8 @@ impl LockedTarget {
     fn open_as_seen(pid: Pid, pool: &mut Pool) -> Result<Self, Failure> {
         // This check is not in `this_process`, which has another one: a seccomp filter may kill the process for the
         // call.
-        if procfs::is_foreign() {
-            return Err(Failure::new(FailureKind::ProcUnavailable, procfs::FOREIGN));
+        if procfs::is_of_another_namespace() {
+            return Err(Failure::new(FailureKind::ProcUnavailable, procfs::OF_ANOTHER_NAMESPACE));
         }
         let (target, lock) = Target::open(pid, |process| {
             thp::pages().ok_or_else(unsupported)?;

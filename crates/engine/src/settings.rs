@@ -20,7 +20,7 @@ const LONGEST: u64 = 1 << 20;
 
 /// The settings of this machine and this environment.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Surroundings {
+pub struct MachineSettings {
     /// The settings. `off` stays set, whatever settings are taken over later.
     pub settings: Settings,
     /// The sources with invalid parts, and these parts.
@@ -29,7 +29,7 @@ pub struct Surroundings {
     pub unread: Option<String>,
 }
 
-impl Surroundings {
+impl MachineSettings {
     /// Reads the settings. A file that does not exist has no settings.
     pub fn read() -> Self {
         let mut settings = Settings::default();

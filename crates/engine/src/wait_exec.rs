@@ -60,9 +60,9 @@ pub fn wait(mut find: impl FnMut() -> Search, deadline: Instant) -> Waited {
 
 fn wait_for(pid: Pid, deadline: Instant) -> Waited {
     let Ok(process) = ProcDir::of(pid) else { return Waited::Ended };
-    let mut program = Program::default();
+    let mut program = MainProgram::default();
     loop {
-        let Some(look) = Look::at(&process) else { return Waited::Ended };
+        let Some(look) = Moment::at(&process) else { return Waited::Ended };
         let is_shell = look.executes_another();
         let now = Instant::now();
         if program.is_up(look, is_shell, now) {
@@ -83,7 +83,7 @@ pub fn executes_another(exe: &[u8]) -> bool {
 
 /// The main process at one moment.
 #[derive(Debug)]
-struct Look {
+struct Moment {
     comm: Vec<u8>,
     exe: Vec<u8>,
     is_asleep: bool,
@@ -91,7 +91,7 @@ struct Look {
     run_time: u64,
 }
 
-impl Look {
+impl Moment {
     /// Returns `None` if the process has ended.
     fn at(process: &ProcDir) -> Option<Self> {
         let stat = process.read("stat").ok()?;
@@ -113,7 +113,7 @@ impl Look {
 
 /// The program that the main process runs.
 #[derive(Debug, Default)]
-struct Program {
+struct MainProgram {
     exe: Vec<u8>,
     since: Option<Instant>,
     asleep_since: Option<Instant>,
@@ -121,9 +121,9 @@ struct Program {
     run_time_before: u64,
 }
 
-impl Program {
+impl MainProgram {
     /// Takes in a look; returns whether the program's `ld.so` is done.
-    fn is_up(&mut self, look: Look, is_shell: bool, now: Instant) -> bool {
+    fn is_up(&mut self, look: Moment, is_shell: bool, now: Instant) -> bool {
         if look.exe != self.exe {
             (self.exe, self.since, self.asleep_since) = (look.exe, Some(now), None);
         }
@@ -145,8 +145,8 @@ mod tests {
 
     use super::*;
 
-    fn look(exe: &str, is_asleep: bool, run_time: u64) -> Look {
-        Look { comm: b"x\n".to_vec(), exe: exe.into(), is_asleep, run_time }
+    fn look(exe: &str, is_asleep: bool, run_time: u64) -> Moment {
+        Moment { comm: b"x\n".to_vec(), exe: exe.into(), is_asleep, run_time }
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
             assert!(look(exe, false, 0).executes_another(), "{exe}");
         }
         assert!(!look("/usr/sbin/mariadbd", false, 0).executes_another());
-        let child = Look { comm: b"(mariadbd)\n".to_vec(), ..look("", false, 0) };
+        let child = Moment { comm: b"(mariadbd)\n".to_vec(), ..look("", false, 0) };
         assert!(child.executes_another());
     }
 
@@ -164,7 +164,7 @@ mod tests {
         let begun = Instant::now();
         let at = |millis| begun + Duration::from_millis(millis);
         let work = process::ticks(times::WORK);
-        let mut program = Program::default();
+        let mut program = MainProgram::default();
         assert!(!program.is_up(look("/bin/sh", true, 9 * work), true, at(0)));
         assert!(!program.is_up(look("/bin/sh", true, 9 * work), true, at(5000)));
         // The shell's sleep and work are not the program's.

@@ -12,7 +12,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::report::{Kind, Report};
 use tiexec_engine::follow::Patterns;
 use tiexec_engine::output::{Output, write_briefly};
-use tiexec_engine::settings::Surroundings;
+use tiexec_engine::settings::MachineSettings;
 use tiexec_remap::Failure;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{process, startup};
@@ -30,13 +30,13 @@ pub(crate) fn begin() {
     if startup::is_secure() || !std::env::var_os("LD_PRELOAD").is_some_and(|list| names_us(&list)) {
         return;
     }
-    let surroundings = Surroundings::read();
-    let settings = &surroundings.settings;
+    let machine = MachineSettings::read();
+    let settings = &machine.settings;
     if settings.is_off() || !is_meant(settings) {
         return;
     }
     if settings.verbose {
-        surroundings.complaints().for_each(|complaint| warn(&complaint));
+        machine.complaints().for_each(|complaint| warn(&complaint));
     }
     if texts::could_gain(settings) {
         tell(settings, treat::at_start(settings));

@@ -5,7 +5,7 @@ use tiexec_core::report::Report;
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_engine::locked_target::{LockedTarget, this_process};
 use tiexec_engine::policy::policy;
-use tiexec_engine::settings::Surroundings;
+use tiexec_engine::settings::MachineSettings;
 use tiexec_remap::attach::{PrivateCopies, Reverted};
 use tiexec_remap::images::Images;
 use tiexec_remap::{Failure, inspect};
@@ -28,7 +28,7 @@ use crate::turn::Turn;
 /// where a filter would end the process.
 pub fn attach(settings: &Settings) -> Result<Report, Failure> {
     alone(|local| {
-        if settings.is_off() || Surroundings::read().settings.is_off() {
+        if settings.is_off() || MachineSettings::read().settings.is_off() {
             return Err(Failure::new(SkipReason::Disabled, ""));
         }
         treat(settings, PrivateCopies::All, local)

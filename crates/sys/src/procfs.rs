@@ -261,13 +261,14 @@ impl AsFd for ProcDir {
     }
 }
 
-/// The cause and the fix if [`is_foreign`] returns true.
-pub const FOREIGN: &str = "/proc is that of another PID namespace; fix: mount -t proc proc /proc";
+/// The cause and the fix if [`is_of_another_namespace`] returns true.
+pub const OF_ANOTHER_NAMESPACE: &str =
+    "/proc is that of another PID namespace; fix: mount -t proc proc /proc";
 
 /// Returns whether `/proc` numbers processes otherwise than the PID namespace of this process does. Then a PID names
 /// one process there, and another one in a system call. This checks once. Neither can change while the process runs,
 /// except by a mount.
-pub fn is_foreign() -> bool {
+pub fn is_of_another_namespace() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
     *FOUND.get_or_init(|| {
         let this = std::fs::read_link("/proc/self");

@@ -80,7 +80,8 @@ pub fn stop(tid: Pid, memory: &Memory, deadline: Instant) -> Result<Stopped, Tra
 /// # Errors
 /// [`TraceError::Foreign`]; [`TraceError::Gone`].
 pub fn registers(tid: Pid) -> Result<Registers, TraceError> {
-    let registers = ptrace::registers(tid)?.filter(|registers| !arch::is_foreign(registers));
+    let registers =
+        ptrace::registers(tid)?.filter(|registers| !arch::are_of_another_abi(registers));
     let registers = registers.ok_or(TraceError::Foreign)?;
     // The meaning of number and arguments depends on the ABI of the call.
     if ptrace::syscall_architecture(tid)? != arch::AUDIT_ARCH {

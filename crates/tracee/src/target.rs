@@ -118,7 +118,7 @@ impl Target {
     /// executes another program, that is the cause.
     pub fn cause_at_first_look(pid: Pid, failure: Failure) -> Failure {
         // These failures say nothing about the process, and a conclusion from them would be wrong.
-        if failure.reason == FailureKind::FdLimit || procfs::is_foreign() {
+        if failure.reason == FailureKind::FdLimit || procfs::is_of_another_namespace() {
             return failure.of_process(pid);
         }
         if let Some(absent) = absent(pid) {

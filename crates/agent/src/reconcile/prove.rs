@@ -174,7 +174,7 @@ impl Agent<'_> {
             if self.guard.renew(pid) {
                 continue;
             }
-            let facts = ProcDir::of(pid).ok().and_then(|it| self.surroundings.process(&it));
+            let facts = ProcDir::of(pid).ok().and_then(|it| self.examiner.process(&it));
             if let Some(facts) = facts.filter(|facts| facts.identity.start_time == begun) {
                 self.watch(pid, &facts, &of);
             }
@@ -185,7 +185,7 @@ impl Agent<'_> {
     /// one.
     fn watch_all(&mut self, of: &Unproved) {
         for (pid, process) in every() {
-            let Some(facts) = self.surroundings.process(&process) else { continue };
+            let Some(facts) = self.examiner.process(&process) else { continue };
             let is_its = self.rules.of(&facts).is_some_and(|rule| rule.name == of.rule);
             if is_its && facts.shown_exe == of.program && !self.guard.renew(pid) {
                 self.watch(pid, &facts, of);

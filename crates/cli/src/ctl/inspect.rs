@@ -52,7 +52,7 @@ pub(super) fn run(selected: &Targets, json: bool) -> u8 {
         Err(status) => return status,
     };
     let named = targets::named(selected);
-    let one = |&pid: &Pid| match workers::is_foreign(pid) {
+    let one = |&pid: &Pid| match workers::pid_is_of_others(pid) {
         true => Figures::apart(pid, named, json),
         false => Figures::of(pid.as_raw_nonzero().get(), named, json),
     };

@@ -119,9 +119,12 @@ fn limit(errno: Errno) -> Option<&'static str> {
 /// The exit status. The message is on stderr already. There is none about an ended process that the user has not `named`,
 /// because a unit may have short-lived helpers.
 fn has_text(doing: &str, pid: i32, named: bool) -> Result<(), u8> {
-    if procfs::is_foreign() {
+    if procfs::is_of_another_namespace() {
         let reason = FailureKind::ProcUnavailable.as_str();
-        warn(format_args!("cannot {doing} process {pid}: {reason}: {}", procfs::FOREIGN));
+        warn(format_args!(
+            "cannot {doing} process {pid}: {reason}: {}",
+            procfs::OF_ANOTHER_NAMESPACE
+        ));
         return Err(exit::FAILED);
     }
     let absence = Pid::from_raw(pid).map_or(Some(Absence::NoProcess), Absence::of);

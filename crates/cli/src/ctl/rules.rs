@@ -12,7 +12,7 @@ use tiexec_agent::decide::{Decision, Instead, decide};
 use tiexec_agent::machine::Machine;
 use tiexec_agent::pod_watch;
 use tiexec_agent::pods::Pods;
-use tiexec_agent::processes::{Surroundings, every};
+use tiexec_agent::processes::{Examiner, every};
 use tiexec_agent::rules::{Rule, Rules};
 use tiexec_agent::state::{State, Store};
 use tiexec_agent::verdicts::Verdicts;
@@ -93,14 +93,14 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, strict: bool) -> u8
         Pods::default()
     });
     let _no_right = cgroup_namespace::enter_that_of_init();
-    let mut surroundings = Surroundings::look();
-    surroundings.pods = pods;
+    let mut examiner = Examiner::look();
+    examiner.pods = pods;
     let mut printed = exit::OK;
     let mut unmatched: Vec<&Rule> = rules.rules.iter().collect();
     // Another line says why no pods are known.
     unmatched.retain(|rule| knows_pods || !rule.is_for_pods());
     let mut one = |pid: Pid, process: &ProcDir, named: bool| {
-        let facts = surroundings.process(process)?;
+        let facts = examiner.process(process)?;
         unmatched.retain(|rule| !rule.matches(&facts));
         let decision = decide(process, &facts, &rules, &state, &verdicts, machine);
         if decision.rule.is_some() || named {
@@ -174,9 +174,9 @@ fn warm_programs(conf_dir: &Path) -> u8 {
     let mut programs: BTreeSet<PathBuf> = rules.programs().into_iter().collect();
     // A rule without a path stands for the running programs that it matches. If an upgrade has replaced a running
     // program, the new file at its path is warmed.
-    let surroundings = Surroundings::look();
+    let examiner = Examiner::look();
     for (_, process) in every() {
-        let Some(facts) = surroundings.process(&process) else { continue };
+        let Some(facts) = examiner.process(&process) else { continue };
         if rules.of(&facts).is_some_and(Rule::acts_here) {
             programs.extend(facts.exe.map(|exe| OsString::from_vec(exe).into()));
         }

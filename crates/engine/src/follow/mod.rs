@@ -79,7 +79,7 @@ struct Mapping {
 
 /// A program that is in its beginning.
 #[derive(Debug)]
-struct Program {
+struct Followed {
     /// When it was seen to begin.
     seen: Instant,
     /// The same in clock ticks since boot. A process that began later is another process with the same id.
@@ -95,7 +95,7 @@ struct Program {
     copies: Copies,
 }
 
-impl Program {
+impl Followed {
     /// Returns when to examine the program if it maps nothing more after `now`.
     fn quiet_from(&self, now: Instant) -> Instant {
         (now + times::QUIET).max(self.seen + times::AGE)
@@ -112,7 +112,7 @@ pub struct Follower<'a> {
     tree: Tree,
     /// The start time and the image file of each process in the tree, where there is no watch.
     running: HashMap<Pid, (u64, Vec<u8>)>,
-    programs: HashMap<Pid, Program>,
+    programs: HashMap<Pid, Followed>,
     nothing_to_gain: HashMap<Mapping, Instant>,
     /// Mappings that only copies made huge.
     copied: HashSet<Mapping>,
@@ -199,7 +199,7 @@ impl<'a> Follower<'a> {
         let now = Instant::now();
         let least = if self.settings.follow { times::BEGINNING } else { Duration::ZERO };
         let until = now + self.settings.settle().max(least);
-        let program = self.programs.entry(pid).or_insert_with(|| Program {
+        let program = self.programs.entry(pid).or_insert_with(|| Followed {
             seen: now,
             seen_ticks: 0,
             until,
@@ -303,7 +303,7 @@ impl<'a> Follower<'a> {
     fn look_at_due(&mut self) {
         loop {
             let now = Instant::now();
-            let due = |program: &Program| program.due.is_some_and(|due| due <= now);
+            let due = |program: &Followed| program.due.is_some_and(|due| due <= now);
             let next = self.programs.iter().find(|(_, program)| due(program));
             let Some((&pid, _)) = next else { return };
             let again = self.look_at(pid);
@@ -337,7 +337,7 @@ impl<'a> Follower<'a> {
         if now < program.seen + times::BEGINNING && !has_worked(pid) {
             return true;
         }
-        let Program { seen_ticks, mut copies, pauses, .. } = *program;
+        let Followed { seen_ticks, mut copies, pauses, .. } = *program;
         let mapped = program.mapped.clone();
         let by_copy = told && mapped.iter().all(|mapping| self.copied.contains(mapping));
         let patterns = &self.patterns;

@@ -150,7 +150,7 @@ impl<'a> StartWatch<'a> {
     /// it does.
     fn see_copies(&mut self) {
         let program = self.program;
-        if !self.copies.were_seen(program) && !workers::is_foreign(program) {
+        if !self.copies.were_seen(program) && !workers::pid_is_of_others(program) {
             let has = ProcDir::of(program).is_ok_and(|process| has_text_of_ours(&process));
             self.copies.note(program, has);
         }

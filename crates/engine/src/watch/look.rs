@@ -63,7 +63,7 @@ pub(crate) fn look(
         let outcome = treat(&process, &mut has_copies);
         (outcome, has_copies)
     };
-    let (outcome, has_copies) = if workers::is_foreign(pid) {
+    let (outcome, has_copies) = if workers::pid_is_of_others(pid) {
         workers::apart_as_its_user(pid, LONGEST, one).unwrap_or(unseen)
     } else {
         one()

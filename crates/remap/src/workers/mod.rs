@@ -229,19 +229,19 @@ fn become_user_to_trace(pid: Pid) -> Result<(), SysError> {
 
 /// Returns for each process that is there whether it has other credentials than this one, and must be treated in a process
 /// apart.
-pub fn are_foreign(pids: &[Pid]) -> Vec<(Pid, bool)> {
+pub fn are_of_others(pids: &[Pid]) -> Vec<(Pid, bool)> {
     let ours = InNamespace::ours();
     let is_ours = |process: &ProcDir| ours.as_ref().is_some_and(|ours| ours.are_of(process));
-    let is_foreign = |pid| ProcDir::of(pid).is_ok_and(|process| !is_ours(&process));
-    pids.iter().map(|&pid| (pid, is_foreign(pid))).collect()
+    let is_of_others = |pid| ProcDir::of(pid).is_ok_and(|process| !is_ours(&process));
+    pids.iter().map(|&pid| (pid, is_of_others(pid))).collect()
 }
 
-/// As [`are_foreign`], for one process.
-pub fn is_foreign(pid: Pid) -> bool {
+/// As [`are_of_others`], for one process.
+pub fn pid_is_of_others(pid: Pid) -> bool {
     ProcDir::of(pid).is_ok_and(|process| is_of_others(&process))
 }
 
-/// As [`is_foreign`], for the process's directory.
+/// As [`pid_is_of_others`], for the process's directory.
 pub fn is_of_others(process: &ProcDir) -> bool {
     !credentials::are_ours(process)
 }

@@ -122,7 +122,7 @@ pub fn has_shadow_stack(tid: Pid, _now: Option<&Status>) -> Result<bool, SysErro
 
 /// Returns whether these registers belong to code of another kind than 64-bit programs'. Here they never do,
 /// because a thread runs in one mode from its exec to its end.
-pub fn is_foreign(_registers: &Registers) -> bool {
+pub fn are_of_another_abi(_registers: &Registers) -> bool {
     false
 }
 

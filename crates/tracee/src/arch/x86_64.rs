@@ -99,7 +99,7 @@ pub fn has_shadow_stack(tid: Pid, now: Option<&Status>) -> Result<bool, SysError
 }
 
 /// Returns whether these registers belong to code, or to a system call, of another kind than 64-bit programs'.
-pub fn is_foreign(registers: &Registers) -> bool {
+pub fn are_of_another_abi(registers: &Registers) -> bool {
     /// `__USER_CS` (`arch/x86/include/asm/segment.h`).
     const USER_CS: u64 = 0x33;
     /// `__X32_SYSCALL_BIT` (`arch/x86/include/uapi/asm/unistd.h`).

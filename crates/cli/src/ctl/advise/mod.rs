@@ -77,7 +77,7 @@ pub(super) fn sampled(
     duration: Option<Duration>,
     work: impl FnOnce() -> u8,
 ) -> u8 {
-    let Some(foreign) = pids.iter().copied().find(|&pid| workers::is_foreign(pid)) else {
+    let Some(foreign) = pids.iter().copied().find(|&pid| workers::pid_is_of_others(pid)) else {
         return work();
     };
     let patience = duration.unwrap_or(gather::USUAL).saturating_add(LONGEST);

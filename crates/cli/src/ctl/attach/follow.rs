@@ -61,7 +61,7 @@ pub(super) fn stay(
 fn failed_for_good(all: &[Pid], settings: &Settings, status: u8) -> bool {
     matches!(status, exit::GONE | exit::NOT_PERMITTED)
         || settings.is_off()
-        || procfs::is_foreign()
+        || procfs::is_of_another_namespace()
         || all.iter().all(|&pid| Absence::of(pid).is_some())
 }
 

@@ -89,7 +89,7 @@ fn one_turn_each(
     mut one: impl FnMut(Pid, &mut Pool) -> Option<u8>,
 ) -> Vec<Option<u8>> {
     let mut statuses = Vec::new();
-    for some in workers::are_foreign(pids).chunk_by(|one, other| one.1 == other.1) {
+    for some in workers::are_of_others(pids).chunk_by(|one, other| one.1 == other.1) {
         let pids: Vec<Pid> = some.iter().map(|&(pid, _)| pid).collect();
         if some.first().is_some_and(|&(_, foreign)| foreign) {
             let gave_up = |pid, failure: &Failure| Some(failed(doing, pid, failure));

@@ -24,7 +24,7 @@ use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
 use tiexec_core::value::parse_duration;
-use tiexec_engine::settings::{CONFIG_FILE, Surroundings};
+use tiexec_engine::settings::{CONFIG_FILE, MachineSettings};
 use tiexec_sys::interrupt;
 use tiexec_sys::procfs::ProcDir;
 
@@ -171,7 +171,7 @@ fn prove(options: &Canary) -> Result<u8, u8> {
 
 /// Refuses if TIEXEC or the configuration file says off, as an attach does.
 fn must_be_on() -> Result<(), u8> {
-    let Surroundings { settings, unread, .. } = Surroundings::read();
+    let MachineSettings { settings, unread, .. } = MachineSettings::read();
     if !settings.is_off() || off::now() == Some(Off::Disabled) {
         return Ok(());
     }
@@ -534,14 +534,14 @@ impl<'a> Run<'a> {
         Err(Unmeasured::Why(why))
     }
 
-    fn look(&self) -> Result<Look, Unmeasured> {
+    fn look(&self) -> Result<Reading, Unmeasured> {
         let count = self.counter.read().map_err(|refusal| {
             interrupt::signal()
                 .map_or(Unmeasured::Why(refusal.why), |signal| Unmeasured::End(End::Signal(signal)))
         })?;
         let unread = || Unmeasured::Why("the processor time cannot be read".to_owned());
         let used = self.live.used()?.ok_or_else(unread)?;
-        Ok(Look { count, used, at: Instant::now() })
+        Ok(Reading { count, used, at: Instant::now() })
     }
 
     /// Sleeps, and checks the guards meanwhile.
@@ -681,7 +681,7 @@ impl<'a> Run<'a> {
 }
 
 /// The counter and the processor time at one moment.
-struct Look {
+struct Reading {
     count: f64,
     used: Duration,
     at: Instant,

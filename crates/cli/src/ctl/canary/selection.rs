@@ -1,6 +1,6 @@
 //! The processes of a canary, selected by ID, program, unit, or a rule of the agent.
 
-use tiexec_agent::processes::{Surroundings, every};
+use tiexec_agent::processes::{Examiner, every};
 use tiexec_agent::rules::{Rule, Rules};
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
@@ -112,9 +112,9 @@ pub(super) fn used(pid: &Pid) -> u64 {
 
 /// Lists the processes that a rule decides about, each with its program.
 fn matching(rules: &Rules, name: &str) -> impl Iterator<Item = (Pid, Vec<u8>)> {
-    let surroundings = Surroundings::look();
+    let examiner = Examiner::look();
     every().filter_map(move |(pid, process)| {
-        let facts = surroundings.process(&process)?;
+        let facts = examiner.process(&process)?;
         let rule = rules.of(&facts)?;
         (rule.name == name).then_some((pid, facts.shown_exe))
     })

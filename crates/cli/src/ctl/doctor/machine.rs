@@ -78,7 +78,7 @@ fn kernel() -> Finding {
 
 /// Makes the finding whether this process can examine another one without blocking it.
 fn looking(pages: Pages) -> Finding {
-    if procfs::is_foreign() {
+    if procfs::is_of_another_namespace() {
         let text = "/proc is that of another PID namespace: a PID means one process here, and another one there";
         return Finding::new(Level::Fail, "look", text).fix("mount -t proc proc /proc");
     }

@@ -40,7 +40,7 @@ pub(crate) fn targets(targets: &Targets) -> Result<Vec<Pid>, u8> {
 /// The exit status. The message is on stderr already: the selection is malformed.
 pub(crate) fn selected(targets: &Targets) -> Result<Vec<Pid>, u8> {
     Ok(if let Some(exe) = &targets.exe {
-        let program = select::Program::at(exe);
+        let program = select::Executable::at(exe);
         select::every(|_, process| program.is_run_by(process))
     } else if let Some(unit) = &targets.user {
         let unit = select::with_kind(unit);
@@ -124,7 +124,7 @@ pub(crate) fn looked_at(
     patience: Duration,
     work: impl FnOnce() -> u8,
 ) -> u8 {
-    let foreign = Pid::from_raw(pid).filter(|&pid| workers::is_foreign(pid));
+    let foreign = Pid::from_raw(pid).filter(|&pid| workers::pid_is_of_others(pid));
     let Some(pid) = foreign else { return work() };
     let mut work = Some(work);
     let one = |_pid, _: &mut Pool| work.take().map_or(exit::FAILED, |work| work());

@@ -11,7 +11,7 @@ use tiexec_remap::systemd_units;
 use tiexec_sys::Errno;
 use tiexec_sys::procfs::ProcDir;
 
-use super::select::{self, Program};
+use super::select::{self, Executable};
 
 /// Most near names that a message lists.
 const NAMES: usize = 3;
@@ -72,7 +72,7 @@ pub(super) fn program(path: &Path) -> String {
                 let of = exe.file_name().unwrap_or_default().as_bytes();
                 // The path of a process in another mount namespace may name another file here, so the file is compared
                 // too.
-                if of.starts_with(name) && Program::at(exe).is_run_by(process) {
+                if of.starts_with(name) && Executable::at(exe).is_run_by(process) {
                     searched.near.insert(exe.to_string_lossy().into_owned());
                 }
             }

@@ -41,7 +41,7 @@ pub(crate) fn every(mut wanted: impl FnMut(Pid, &ProcDir) -> bool) -> Vec<Pid> {
 
 /// A program, identified by its file in this mount namespace. Another mount namespace can have another file at the same
 /// path.
-pub(crate) struct Program {
+pub(crate) struct Executable {
     /// Its path, without links.
     path: PathBuf,
     /// Its identity and its owner; `None` if there is no such file.
@@ -50,7 +50,7 @@ pub(crate) struct Program {
     mounts: Vec<u64>,
 }
 
-impl Program {
+impl Executable {
     pub(crate) fn at(path: &Path) -> Self {
         let file =
             PathFile::at(path).and_then(|file| Ok((file.identity()?, file.holding()?.owner)));
