@@ -475,6 +475,15 @@ fn switched_off_it_touches_nothing() {
     assert_ends_well(held);
 }
 
+/// The addresses of the copied text as maps prints them; none without a copy.
+fn switched_range(pid: i32) -> Option<String> {
+    let all = support::smaps::vmas(pid);
+    let mut ours = all.iter().filter(|vma| vma.is_switched());
+    let first = ours.next()?;
+    let end = ours.map(|vma| vma.end).next_back().unwrap_or(first.end);
+    Some(format!("{:08x}-{end:08x}", first.start))
+}
+
 #[test]
 fn each_switch_is_recorded_once() {
     require!(is_root() && installed("unshare").is_some(), "another /dev/log needs root");
@@ -505,8 +514,10 @@ fn each_switch_is_recorded_once() {
             [("attach", &["attach", "--backing=image", &pid][..]), ("revert", &["revert", &pid])]
         {
             // The command runs twice, because a skipped action must not be recorded.
+            let mut text = None;
             for _ in 0..2 {
                 ctl_behind(&front, args).assert_code(0);
+                text = text.or_else(|| switched_range(held.pid()));
             }
             let record = read();
             assert!(record.starts_with(begin), "{record:?}");
@@ -521,6 +532,10 @@ fn each_switch_is_recorded_once() {
             if begin == "MESSAGE=" {
                 assert!(record.contains(&format!("\nTIEXEC_PID={pid}\n")), "{record:?}");
                 assert!(record.contains(&format!("\nTIEXEC_ACTION={action}\n")), "{record:?}");
+                // The addresses tell whether a later crash was in this text.
+                let wanted = text.map(|text| format!("\nTIEXEC_TEXT={text}\n"));
+                let has = wanted.map(|wanted| record.contains(&wanted));
+                assert_eq!(has, (action == "attach").then_some(true), "{record:?}");
             }
         }
     }

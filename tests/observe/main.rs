@@ -1,6 +1,7 @@
 //! Debuggers, profilers, core dumps, `inspect` and `doctor` see a program as it is.
 
 mod absent;
+mod backtrace;
 mod cores;
 mod fixes;
 mod forbidden;

@@ -6,6 +6,7 @@
 use std::os::unix::net::UnixDatagram;
 
 use tiexec_core::escape::AsShown;
+use tiexec_core::plan::Plan;
 use tiexec_remap::build_id::build_id;
 use tiexec_remap::open_exe;
 use tiexec_sys::Pid;
@@ -28,6 +29,19 @@ pub struct Record<'a> {
     pub bytes: u64,
     /// How it ended: `ok`, or the reason.
     pub result: &'a str,
+    /// The plan of an attach, whose addresses the record names.
+    pub plan: Option<&'a Plan>,
+}
+
+/// The number of address ranges in a record at most, so that a program with many pieces of text does not make it large.
+const MOST_RANGES: usize = 64;
+
+/// Returns the field with the addresses of the text, as `/proc/PID/maps` prints them. With them a crash can be told to be in this
+/// text or elsewhere.
+fn addresses(plan: &Plan) -> String {
+    let ranges: Vec<String> =
+        plan.spans().take(MOST_RANGES).map(|span| span.range.to_string()).collect();
+    format!("TIEXEC_TEXT={}\n", ranges.join(" "))
 }
 
 impl Record<'_> {
@@ -45,10 +59,11 @@ impl Record<'_> {
         let message = format!(
             "{action} by uid {uid}: pid {pid} {exe} build-id {build_id}: {bytes} bytes, {result}"
         );
+        let addresses = self.plan.map(addresses).unwrap_or_default();
         let fields = format!(
             "MESSAGE={message}\nPRIORITY=6\nSYSLOG_IDENTIFIER=tiexec\nOBJECT_PID={pid}\nTIEXEC_ACTION={action}\n\
              TIEXEC_PID={pid}\nTIEXEC_EXE={exe}\nTIEXEC_BUILD_ID={build_id}\nTIEXEC_BYTES={bytes}\n\
-             TIEXEC_RESULT={result}\nTIEXEC_UID={uid}\n"
+             TIEXEC_RESULT={result}\nTIEXEC_UID={uid}\n{addresses}"
         );
         listener.send(&fields, &message);
     }

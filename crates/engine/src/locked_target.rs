@@ -168,7 +168,8 @@ impl LockedTarget {
         }
         let attached = &treated.attached;
         if attached.touched_it() {
-            self.record("attach", attached.plan.huge_bytes(), attached.failure.as_ref());
+            let plan = &attached.plan;
+            self.record("attach", plan.huge_bytes(), attached.failure.as_ref(), Some(plan));
         }
         Ok(treated)
     }
@@ -188,7 +189,7 @@ impl LockedTarget {
 
     /// Writes a record of work that could not begin and is not tried again.
     pub fn record_refusal(&self, failure: &Failure) {
-        self.record("attach", 0, Some(failure));
+        self.record("attach", 0, Some(failure), None);
     }
 
     /// Returns whether the program has no text of TiExec's because somebody wants it so. TiExec leaves it alone then.
@@ -240,7 +241,7 @@ impl LockedTarget {
         }
         let reverted = revert(&order)?;
         if reverted.stop.is_some() {
-            self.record("revert", reverted.reverted, reverted.failure.as_ref());
+            self.record("revert", reverted.reverted, reverted.failure.as_ref(), None);
         }
         Ok(reverted)
     }
@@ -253,9 +254,15 @@ impl LockedTarget {
         revert_here(&self.order(policy(&Settings::default(), false)?), local)
     }
 
-    fn record(&self, action: &'static str, bytes: u64, failure: Option<&Failure>) {
+    fn record(
+        &self,
+        action: &'static str,
+        bytes: u64,
+        failure: Option<&Failure>,
+        plan: Option<&Plan>,
+    ) {
         let result = failure.map_or("ok", |failure| failure.reason.as_str());
-        Record { action, target: &self.target, bytes, result }.write();
+        Record { action, target: &self.target, bytes, result, plan }.write();
     }
 }
 
