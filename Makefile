@@ -32,7 +32,7 @@ USERUNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/user
 LIBDIR = $(DESTDIR)$(PREFIX)/lib
 INCLUDEDIR = $(DESTDIR)$(PREFIX)/include
 
-.PHONY: all programs lib demo test guest tests lint soak vm-test k8s-test image bench man completions install uninstall clean
+.PHONY: all programs lib demo test guest tests lint soak vm-test k8s-test tools-test image bench man completions install uninstall clean
 
 # All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
 all: programs lib man completions
@@ -111,6 +111,11 @@ vm-test:
 k8s-test:
 	scripts/setup k8s
 	$(CARGO) xtask k8s-test --record
+
+# What debuggers, profilers and crash handlers say of a program in huge pages. Makes the guide's page of tools.
+tools-test: programs
+	scripts/setup tools
+	$(CARGO) xtask tools-test --record --programs $(DIST)
 
 # A container image of the static programs, where tiexecd knows pods of Kubernetes. The same programs give the same digest.
 # ARCH=aarch64 builds it for another processor (scripts/setup vm), with the tag tiexec:latest-aarch64.

@@ -16,6 +16,7 @@ mod messages;
 mod promises;
 mod release;
 mod sbom;
+mod tools;
 mod vm;
 
 use std::fs;
@@ -45,6 +46,7 @@ enum Chore {
     },
     VmTest(vm::VmTest),
     K8sTest(k8s::K8sTest),
+    ToolsTest(tools::ToolsTest),
     Dist(dist::Dist),
     /// Makes the guide's page of reasons anew, from the list in the code
     Guide,
@@ -74,6 +76,7 @@ fn main() -> Result<ExitCode> {
         Chore::Completions { out } => completions(&made(&out)?)?,
         Chore::VmTest(test) => return test.run(),
         Chore::K8sTest(test) => return test.run(),
+        Chore::ToolsTest(test) => return test.run(),
         Chore::Dist(dist) => return dist.run(),
         Chore::Guide => guide::write()?,
         Chore::Chart => k8s::chart::write()?,
