@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use support::attaching::{assert_switched, ctl, ok, small};
 use support::child::tool;
 use support::traced::{By, Traced};
-use support::{Done, Held, Run, installed, pmd_size, require};
+use support::{Done, Held, Kind, Run, installed, pmd_size, require};
 
 /// The functions of a backtrace in a core dump, innermost first.
 fn frames(program: &Path, core: &Path) -> Vec<String> {
@@ -55,13 +56,15 @@ fn kernel_writes_cores() -> bool {
     read("core_pattern").trim() == "core"
 }
 
-fn by_the_kernel(traced: &Traced, run: &Run) -> (PathBuf, u64, Done) {
+/// Has the program fail, after `first` has had its PID. Returns the core and its size.
+fn by_the_kernel(traced: &Traced, run: &Run, first: impl FnOnce(i32)) -> (PathBuf, u64, Done) {
     let dir = tempfile::Builder::new()
         .prefix("core-")
         .tempdir_in(traced.copy.dir())
         .expect("a directory");
     let mut held = run.clone().behind_sh("ulimit -c unlimited; exec \"$@\"").cwd(dir.path()).hold();
     let pid = held.pid();
+    first(pid);
     held.write(b"abort\n");
     let done = held.finish();
     done.assert_signal(libc::SIGSEGV);
@@ -87,8 +90,8 @@ fn dumps(by: By) -> Option<(i64, i64)> {
     held.finish().assert_code(7).assert_silent();
     let gcore = ours as i64 - plain_size as i64;
 
-    let (_, plain_size, _) = by_the_kernel(&traced, &traced.run().plain());
-    let (core, ours, done) = by_the_kernel(&traced, &traced.run());
+    let (_, plain_size, _) = by_the_kernel(&traced, &traced.run().plain(), |_| {});
+    let (core, ours, done) = by_the_kernel(&traced, &traced.run(), |_| {});
     done.assert_silent();
     assert_eq!(frames(program, &core), ["fail_inner", "fail_outer", "main"], "{by:?}");
     Some((ours as i64 - plain_size as i64, gcore))
@@ -119,6 +122,26 @@ fn of_the_page_cache() {
 #[test]
 fn of_an_image() {
     as_large_as_plain(By::Image);
+}
+
+/// The guide's page of tools gives this line of gdb. The core itself names the copy in the place of the text.
+#[test]
+fn of_a_copy_that_an_attach_made() {
+    require!(installed("gdb").is_some(), "no gdb");
+    require!(kernel_writes_cores(), "kernel.core_pattern is not \"core\"");
+    let mut traced = By::Image.traced().expect("a copy needs nothing of the machine");
+    // Not huge in the page cache: else the attach would have nothing to do.
+    traced.copy = small("traced", Kind::OneSegmentNoPie);
+    let (core, _, _) = by_the_kernel(&traced, &traced.run().plain(), |pid| {
+        ok(&ctl(["attach", "--backing=image", &pid.to_string()]));
+        assert_switched(pid);
+    });
+    let (program, core) = (traced.copy.path(), core.to_string_lossy().into_owned());
+    let done = tool(&["gdb", "-batch", "-ex", "bt", &program.to_string_lossy(), &core]);
+    let said = String::from_utf8_lossy(&done.stdout).into_owned();
+    for name in ["fail_inner", "fail_outer", "main"] {
+        assert!(said.contains(&format!("{name} (")), "{said}");
+    }
 }
 
 #[test]
