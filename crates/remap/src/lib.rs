@@ -15,7 +15,6 @@ pub mod files;
 pub mod headroom;
 pub mod image;
 pub mod images;
-pub mod inspect;
 pub mod launch;
 pub mod lock;
 pub mod mapped;

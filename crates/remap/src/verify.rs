@@ -1,96 +1,124 @@
-//! Reports what the kernel says is PMD-mapped after a launch or an attach.
+//! Reports what the kernel says is PMD-mapped: after a launch, after an attach, and in a process that TiExec only
+//! inspects.
 
 use std::time::Duration;
 
-use tiexec_core::coverage::{Note, coverage, is_ours};
+use tiexec_core::addr::Pages;
+use tiexec_core::config::EdgePolicy;
+use tiexec_core::coverage::{Note, coverage, is_ours, left_alone};
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::report::{Cost, Kind, LinkedStop, Outcome, Report};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_sys::areas::Seen;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, areas, thp};
+use tiexec_sys::{Pid, SysError, areas, thp};
 use tiexec_tracee::Failure;
 
-use crate::attach::{AttachOrder, Attached};
+use crate::attach::{AttachOrder, Attached, look_at_jit};
 use crate::mapped::originals;
 use crate::policy::Policy;
+use crate::workers::Workers;
 use crate::{numa_placement, restart, store, systemd_units};
 
 /// Looks at a process after an attach, and writes the report.
 pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
-    let AttachOrder { target, workers, policy, .. } = *order;
-    let process = &target.process;
-    let none = |_gone| Seen { areas: Vec::new(), smaps_for: None };
-    let seen = areas::look_at(&target.space, process, policy.pages).unwrap_or_else(none);
-    let smaps_for = attached.smaps_for.or(seen.smaps_for);
-    let originals = originals(process, workers, &seen.areas, policy.pages);
-    let of = Subject { pid: target.pid, process, policy, in_full: true };
-    let mut report = of.report(seen, &originals, attached);
-    report.smaps_for = smaps_for;
-    let pages = thp::pages().unwrap_or(policy.pages);
-    report.restart = restart::gain(process, &report.files, policy.edges, pages);
-    report
+    let AttachOrder { target, workers, policy: Policy { pages, edges, dry_run, .. }, .. } = *order;
+    let (process, edges) = (&target.process, Some(edges));
+    let seen = areas::look_at(&target.space, process, pages).unwrap_or_else(nothing);
+    let originals = originals(process, workers, &seen.areas, pages);
+    let of = Subject { pid: target.pid, process, pages, edges, dry_run, in_full: true };
+    of.report(Kind::Attach, seen, &originals, attached)
+}
+
+/// Reports how much of a process's text the kernel says is huge, without a change to the process.
+///
+/// # Errors
+/// Its files under `/proc` cannot be read.
+pub fn inspect(pid: Pid, process: &ProcDir, pages: Pages) -> Result<Report, SysError> {
+    let seen = areas::look(process, pages)?;
+    let jit = look_at_jit(process, &seen.areas, pages).unwrap_or_default();
+    let originals = originals(process, &Workers::none(), &seen.areas, pages);
+    let edges = Some(EdgePolicy::default());
+    let of = Subject { pid, process, pages, edges, dry_run: true, in_full: true };
+    let untouched = Attached::planned(Plan::nothing(pages.pmd));
+    Ok(Report { jit, ..of.report(Kind::Inspect, seen, &originals, &untouched) })
 }
 
 /// Looks at a program after its launch, before it has run, and writes the report.
 pub(crate) fn report_launch(of: &Subject<'_>, attached: &Attached) -> Report {
-    let none = |_gone| Seen { areas: Vec::new(), smaps_for: None };
-    let seen = areas::look(of.process, of.policy.pages).unwrap_or_else(none);
+    let seen = areas::look(of.process, of.pages).unwrap_or_else(nothing);
     let texts = attached.plan.texts.iter().map(|text| text.vma.clone());
     let originals: Vec<Vma> = texts.filter(|vma| !is_ours(vma)).collect();
-    of.report(seen, &originals, attached)
+    of.report(Kind::Launch, seen, &originals, attached)
+}
+
+/// Returns the mappings of a process that cannot be read any more.
+fn nothing(_gone: SysError) -> Seen {
+    Seen { areas: Vec::new(), smaps_for: None }
 }
 
 /// The process that a report is about.
+#[derive(Clone, Copy)]
 pub(crate) struct Subject<'a> {
     /// Its PID.
     pub pid: Pid,
     /// Its directory under `/proc`.
     pub process: &'a ProcDir,
-    /// The policy of the work on it.
-    pub policy: Policy,
+    /// The page sizes with which the plan was made.
+    pub pages: Pages,
+    /// The edges that a start by `tiexec` would take; `None` for a program that has just been started so.
+    pub edges: Option<EdgePolicy>,
+    /// True if nothing was to be switched.
+    pub dry_run: bool,
     /// False if nobody reads the process's name, its unit, its nodes and its memory.
     pub in_full: bool,
 }
 
 impl Subject<'_> {
     /// Returns the report of a process that looks like this. `originals` are its texts as they were mapped before.
-    fn report(&self, seen: Seen, originals: &[Vma], attached: &Attached) -> Report {
-        let Self { pid, process, policy, in_full } = *self;
-        let Attached { plan, start, .. } = attached;
-        let mut entries = seen.areas;
-        // On a machine with one node, this would say only how much of the text is in memory.
-        if in_full && (start.is_some() || numa_placement::has_several_nodes()) {
-            numa_placement::tell(pid, &mut entries, policy.pages);
+    fn report(&self, kind: Kind, seen: Seen, originals: &[Vma], attached: &Attached) -> Report {
+        let Self { pid, process, pages, in_full, .. } = *self;
+        let (plan, mut areas) = (&attached.plan, seen.areas);
+        // After an attach on a machine with one node, this would say only how much of the text is in memory.
+        if in_full && (kind != Kind::Attach || numa_placement::has_several_nodes()) {
+            numa_placement::tell(pid, &mut areas, pages);
         }
         if in_full {
-            store::memory::tell(&mut entries);
+            store::memory::tell(&mut areas);
         }
-        // The order's pages, with which the plan was made, may have another size.
-        let pages = thp::pages().unwrap_or(policy.pages);
-        let files = coverage(&entries, pages, &notes(attached), originals);
-        let kind = if start.is_some() { Kind::Launch } else { Kind::Attach };
+        // The pages with which the plan was made may have another size.
+        let pages = thp::pages().unwrap_or(pages);
+        let mut notes = notes(attached);
+        if kind == Kind::Inspect {
+            notes.extend(areas.iter().filter_map(|area| left(&area.vma)));
+        }
+        let files = coverage(&areas, pages, &notes, originals);
         let mut report = Report::new(kind, number(pid), String::new(), files);
         if in_full {
             let comm = process.status().unwrap_or_default().name;
             report.comm = String::from_utf8_lossy(&comm).into_owned();
             report.unit = systemd_units::shown(process);
         }
-        let (planned, huge) = (plan.span_bytes(), plan.huge_bytes_in(&entries));
+        if let Some(edges) = self.edges {
+            report.smaps_for = attached.smaps_for.or(seen.smaps_for);
+            report.restart = restart::gain(process, &report.files, edges, pages);
+        }
+        let (planned, huge) = (plan.span_bytes(), plan.huge_bytes_in(&areas));
         if planned > 0 {
             report.outcome = Outcome::of(huge, planned);
         }
         let failed = attached.failure.as_ref();
         let failed = failed.map(|failure| (failure.reason, Some(failure.detail.clone())));
-        let less = || start.is_some().then(|| self.why_less(&report, attached, huge)).flatten();
+        let less =
+            || (kind == Kind::Launch).then(|| self.why_less(&report, attached, huge)).flatten();
         if let Some((reason, detail)) = failed.or_else(less) {
             (report.reason, report.detail) = (Some(reason), detail);
         }
         let cost = attached.cost();
         match kind {
             Kind::Launch => report.launch = cost,
-            _ => report.attach = cost,
+            Kind::Attach | Kind::Inspect => report.attach = cost,
         }
         report
     }
@@ -109,7 +137,7 @@ impl Subject<'_> {
             // If the program is killed, the kernel ends the list of its mappings early.
             return Some((FailureKind::TargetGone.into(), Some("the program ended".to_owned())));
         }
-        if huge < planned && !self.policy.dry_run {
+        if huge < planned && !self.dry_run {
             // All calls succeeded, but the kernel shows no huge pages: believe the kernel.
             let what = "switched, but not PMD-mapped";
             return Some((FailureKind::NoHugePage.into(), Some(what.to_owned())));
@@ -179,6 +207,12 @@ fn unplanned(rest: &[(Reason, u64)], setback: Option<&Failure>) -> Option<Reason
         Reason::Failed(_) => setback.is_some_and(|setback| setback.reason == *why),
     };
     rest.iter().map(|&(reason, _)| reason).find(of_whole_pages)
+}
+
+/// Returns why an attach would leave a text alone.
+fn left(vma: &Vma) -> Option<Note> {
+    let reason = left_alone(vma).filter(|_| vma.is_text() && !is_ours(vma))?;
+    Some(Note { range: vma.range, reason: reason.into() })
 }
 
 /// Returns the reasons why text of the process is not huge, to be shown where it is not.

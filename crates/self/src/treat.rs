@@ -8,7 +8,7 @@ use tiexec_engine::policy::policy;
 use tiexec_engine::settings::MachineSettings;
 use tiexec_remap::attach::{PrivateCopies, Reverted};
 use tiexec_remap::images::Images;
-use tiexec_remap::{Failure, inspect};
+use tiexec_remap::{Failure, verify};
 use tiexec_sys::{Errno, SysError, local};
 use tiexec_tracee::executor::Local;
 
@@ -74,7 +74,7 @@ pub fn report() -> Result<Report, Failure> {
     apart(|| {
         let target = this_process()?;
         let pages = policy(&Settings::default(), true)?.pages;
-        inspect::report(target.pid, &target.process, pages).map_err(Failure::unreadable)
+        verify::inspect(target.pid, &target.process, pages).map_err(Failure::unreadable)
     })
 }
 

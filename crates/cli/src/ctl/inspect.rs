@@ -5,7 +5,7 @@ use tiexec_core::addr::mib;
 use tiexec_core::escape;
 use tiexec_core::report::{Report, SCHEMA, percent};
 use tiexec_engine::locked_target::LOOKING;
-use tiexec_remap::{inspect, workers};
+use tiexec_remap::{verify, workers};
 use tiexec_sys::{Errno, Pid, SysError, thp};
 
 use super::targets::{self, targets, together};
@@ -96,5 +96,5 @@ pub(super) fn report(pid: i32, named: bool) -> Result<Report, u8> {
         warn("cannot inspect: the kernel has no transparent huge pages");
         exit::FAILED
     })?;
-    inspect::report(number, &process, pages).map_err(refuse)
+    verify::inspect(number, &process, pages).map_err(refuse)
 }

@@ -58,7 +58,7 @@ pub enum Start {
 #[derive(Debug)]
 pub struct Caller {
     status: Status,
-    /// What is to be done; the deadline is already reduced by the time that the page cache took.
+    /// The order; its deadline is already reduced by the time that the page cache took.
     order: Order,
 }
 

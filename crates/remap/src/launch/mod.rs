@@ -408,8 +408,9 @@ impl<'a> Work<'a> {
             // The program is dead, which explains any failure.
             attached.failure = Some(TraceError::Gone.into());
         }
-        let Order { ref process, policy, wants_report, .. } = *self.order;
-        let of = Subject { pid: self.stop.pid, process, policy, in_full: wants_report };
+        let Order { ref process, policy, wants_report: in_full, .. } = *self.order;
+        let (pid, Policy { pages, dry_run, .. }) = (self.stop.pid, policy);
+        let of = Subject { pid, process, pages, edges: None, dry_run, in_full };
         let report = verify::report_launch(&of, attached);
         let wanted = self.order.policy.dry_run && self.order.policy.select.dso;
         let objects = wanted
