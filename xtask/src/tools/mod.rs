@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use self::cases::{CASES, Case};
-use crate::vm::build::repository;
+use crate::repository;
 use crate::vm::{Arch, Lacking, forbids_skips};
 
 /// Asks debuggers, profilers and crash handlers about programs on huge pages

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::cases::Case;
 use super::{Answers, Said, WAYS, Way};
-use crate::vm::build::repository;
+use crate::repository;
 
 /// The page of the guide.
 fn page() -> Result<PathBuf> {
