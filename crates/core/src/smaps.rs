@@ -7,7 +7,7 @@ use crate::proc::{ParseError, lines, number};
 /// Parses the whole of `/proc/PID/smaps`. Skips unknown fields.
 ///
 /// # Errors
-/// A VMA line that is malformed or out of order (see [`super::maps::parse`]), a field before the
+/// A VMA line that is malformed or out of order (see [`crate::proc::maps::parse`]), a field before the
 /// first VMA, or a size that is not a number.
 pub fn parse(text: &[u8]) -> Result<Vec<Area>, ParseError> {
     let mut entries: Vec<Area> = Vec::new();

@@ -85,7 +85,8 @@ pub(super) fn crashes(cluster: &mut Cluster) -> Result<String> {
     for name in ["crasher6", "crasher7", "crasher8"] {
         let mut pod = of_tenant(&Pod { name, labelled: true, args: &[name], memory: "128Mi" }, 0);
         pod["spec"]["containers"][0]["securityContext"] = json!({});
-        start(cluster, &pod)?;
+        // It may have crashed before anybody could ask for its process.
+        cluster.apply(&pod.to_string())?;
     }
     let count = |name: &str| {
         let path = "jsonpath={.status.containerStatuses[0].restartCount}";
