@@ -460,8 +460,11 @@ fn executed_in_a_memfd() {
 fn text_that_stays_writable() {
     let held = situation(&copy(), &["writable"]);
     let pid = held.pid();
-    let done = ctl(["attach", "--json", &pid.to_string()]);
-    assert!(json(&done).to_string().contains("modified_text"), "{done}");
+    for command in ["attach", "inspect"] {
+        let report = json(&ctl([command, "--json", &pid.to_string()]));
+        let rest = report["files"][0]["rest"].to_string();
+        assert!(rest.contains("modified_text"), "{report}");
+    }
     held.finish().assert_code(7);
 }
 

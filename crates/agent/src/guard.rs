@@ -4,7 +4,7 @@
 //! parent is. If the process dies by a crash signal within [`WINDOW`] of the switch, the guard puts the program's build
 //! into quarantine. A signal that another process sent, such as an operator or a watchdog, does not count.
 //!
-//! A process that executes another program is watched no longer: the new program has no copies.
+//! The guard stops watching a process that executes another program, because the new program has no copies.
 //!
 //! A Go program handles the signals of a crash and ends with exit status 2, as after a wrong option. So that status counts
 //! only with a fault of the program's before it.
@@ -77,7 +77,10 @@ impl Held {
 
     /// Returns whether the process lives and has executed another program.
     fn runs_another(&self) -> bool {
-        self.program().is_some_and(|now| now.program() != 0 && now != self.identity)
+        let before = self.identity;
+        self.program().is_some_and(|now| {
+            now.start_time == before.start_time && now.program() != 0 && now != before
+        })
     }
 
     /// Watches the process from now on. A crash counts for `whose` alone, or for the whole machine.
@@ -266,7 +269,7 @@ impl Guard {
         self.watched.retain(|one| runs_on(&one.held));
     }
 
-    /// Returns how the watched processes have ended that have.
+    /// Returns the ends of the watched processes that have ended.
     pub(crate) fn ends(&self) -> Ends {
         let ends = self.watched.iter().map(|one| (one.held.pid, end_of(one.as_fd())));
         Ends(ends.filter(|(_, end)| !matches!(end, Ok(None))).collect())

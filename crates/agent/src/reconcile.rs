@@ -667,7 +667,7 @@ impl<'a> Agent<'a> {
         let now = Instant::now();
         self.looked_at_all = Some(now);
         self.examiner.look_again();
-        let mut alive = HashSet::new();
+        let (mut alive, mut executed) = (HashSet::new(), HashSet::new());
         for (pid, process) in every() {
             let Some(identity) = Identity::of(&process) else { continue };
             alive.insert(pid);
@@ -677,6 +677,7 @@ impl<'a> Agent<'a> {
                 _ if self.begun.contains(pid) => {}
                 Some(known) => {
                     // The process runs another program, but the time of its exec is not known.
+                    executed.insert(pid);
                     let begun = (known.identity.start_time == identity.start_time).then_some(now);
                     self.known.insert(pid, Known { begun, ..Known::new(identity, now) });
                 }
@@ -685,6 +686,8 @@ impl<'a> Agent<'a> {
                 }
             }
         }
+        // Where the kernel reports no execs, or a report was lost.
+        self.guard.forget_executed(&executed);
         self.known.retain(|pid, _| alive.contains(pid));
         self.begun.retain(&alive);
         self.forked.begin_anew(&alive);

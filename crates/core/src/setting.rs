@@ -243,8 +243,8 @@ settings! {
         takes: Takes::Value("NUM|auto"),
         at: PODS_TOO,
         group: Group::AfterStart,
-        help: "With -p, take at most this number of huge pages, the hottest first; auto takes as many as pay off by a \
-            model of the instruction TLB. The processes are sampled first, for the time of --settle [default: 5s]",
+        help: "Take at most this number of huge pages, the hottest first (only with -p; a start refuses it); auto takes as many as \
+            pay off by a model of the instruction TLB. The processes are sampled first, for the time of --settle [default: 5s]",
         help_for_attach: Some(
             "Take at most this number of huge pages, the hottest first; auto takes as many as pay off by a model of \
             the instruction TLB. The processes are sampled first, for the time of --settle [default: 5s]"

@@ -36,11 +36,14 @@ pub struct Record<'a> {
 /// The number of address ranges in a record at most, so that a program with many pieces of text does not make it large.
 const MOST_RANGES: usize = 64;
 
-/// Returns the field with the addresses of the text, as `/proc/PID/maps` prints them. With them a crash can be told to be in this
-/// text or elsewhere.
+/// Returns the field with the addresses of the text, as `/proc/PID/maps` prints them. They show whether a later crash was in this
+/// text. A list that is cut ends with `…`.
 fn addresses(plan: &Plan) -> String {
-    let ranges: Vec<String> =
-        plan.spans().take(MOST_RANGES).map(|span| span.range.to_string()).collect();
+    let all = plan.spans().map(|span| span.range.to_string());
+    let mut ranges: Vec<String> = all.take(MOST_RANGES + 1).collect();
+    if ranges.len() > MOST_RANGES {
+        ranges[MOST_RANGES] = "…".to_owned();
+    }
     format!("TIEXEC_TEXT={}\n", ranges.join(" "))
 }
 

@@ -209,10 +209,11 @@ fn unplanned(rest: &[(Reason, u64)], setback: Option<&Failure>) -> Option<Reason
     rest.iter().map(|&(reason, _)| reason).find(of_whole_pages)
 }
 
-/// Returns why an attach would leave a text alone.
+/// Returns why a text that nobody has tried to treat is not huge. Ordinary text has a note, too: the reason of the largest
+/// piece counts for the whole text.
 fn left(vma: &Vma) -> Option<Note> {
-    let reason = left_alone(vma).filter(|_| vma.is_text() && !is_ours(vma))?;
-    Some(Note { range: vma.range, reason: reason.into() })
+    let reason = left_alone(vma).unwrap_or(SkipReason::BasePages).into();
+    (vma.is_text() && !is_ours(vma)).then_some(Note { range: vma.range, reason })
 }
 
 /// Returns the reasons why text of the process is not huge, to be shown where it is not.

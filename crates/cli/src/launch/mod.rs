@@ -65,12 +65,17 @@ pub(crate) fn run(argv: Argv, program: usize, options: LaunchSettings, dry_run: 
             return exit::LAUNCH_FAILED;
         }
     };
+    // An attach takes the same configuration file, so there the setting may be meant for it.
+    let is_meant = settings.verbose
+        || std::env::var("TIEXEC").is_ok_and(|text| text.contains("max-huge-pages"));
     if let Some(budget) = settings.max_huge_pages.take()
+        && is_meant
         && !settings.quiet
+        && !settings.is_off()
     {
         warn(format_args!(
             "cannot take max-huge-pages={budget} from TIEXEC or {CONFIG_FILE} at a start: only a running program can be \
-             sampled; fix: remove it there, then tiexecctl attach --max-huge-pages={budget} PID"
+             sampled; fix: tiexecctl attach --max-huge-pages={budget} PID"
         ));
     }
     let sink = settings.report.as_deref().and_then(open_sink);

@@ -425,7 +425,7 @@ impl<'a> Work<'a> {
 fn initial_stack(snapshot: &Snapshot, at: RemoteAddr) -> Result<AddrRange, Failure> {
     let stack = snapshot.vma_at(at).filter(|vma| vma.name == b"[stack]" && vma.perms.write);
     stack.map(|vma| vma.range).ok_or_else(|| {
-        Failure::new(FailureKind::StackRoom, "it does not stand on its initial stack")
+        Failure::new(FailureKind::StackRoom, "the stack pointer is not in the initial stack")
     })
 }
 
