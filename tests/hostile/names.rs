@@ -278,7 +278,7 @@ fn of_the_journal() {
         );
         assert!(!line.contains(char::is_control) && !line.contains('\u{202e}'), "{line:?}");
     }
-    assert_eq!(text.lines().count(), 11, "{text}");
+    assert_eq!(text.lines().count(), 12, "{text}");
     held.finish().assert_code(7);
 }
 
