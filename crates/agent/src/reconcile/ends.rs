@@ -5,9 +5,16 @@ use std::time::Instant;
 use tiexec_engine::journal;
 
 use super::{Agent, Level};
-use crate::guard::{Crash, signal_name};
+use crate::guard::{Crash, Watched, signal_name};
 
 impl Agent<'_> {
+    /// Watches a process for crashes.
+    pub(super) fn watch(&mut self, watched: Watched) {
+        // The guard would take an unread record of the process's own exec for one after the attach.
+        self.read_news(Instant::now());
+        self.guard.add(watched);
+    }
+
     /// Handles the crashes since the last call.
     pub(super) fn see_ends(&mut self) {
         let ends = self.guard.ends();

@@ -176,7 +176,7 @@ impl Agent<'_> {
             }
             let facts = ProcDir::of(pid).ok().and_then(|it| self.examiner.process(&it));
             if let Some(facts) = facts.filter(|facts| facts.identity.start_time == begun) {
-                self.watch(pid, &facts, &of);
+                self.watch_member(pid, &facts, &of);
             }
         }
     }
@@ -188,15 +188,15 @@ impl Agent<'_> {
             let Some(facts) = self.examiner.process(&process) else { continue };
             let is_its = self.rules.of(&facts).is_some_and(|rule| rule.name == of.rule);
             if is_its && facts.shown_exe == of.program && !self.guard.renew(pid) {
-                self.watch(pid, &facts, of);
+                self.watch_member(pid, &facts, of);
             }
         }
     }
 
-    fn watch(&mut self, pid: Pid, facts: &Process, of: &Unproved) {
+    fn watch_member(&mut self, pid: Pid, facts: &Process, of: &Unproved) {
         if let Some(held) = Held::of(pid, facts.identity) {
             let whose = (!facts.counts_for_all()).then(|| facts.whose());
-            self.guard.add(held.watch(facts, whose, &of.rule, of.made.clone()));
+            self.watch(held.watch(facts, whose, &of.rule, of.made.clone()));
         }
     }
 

@@ -313,7 +313,7 @@ impl Agent<'_> {
             }
             self.builds.insert(file, made.clone());
             if !matches!(&told.outcome, Some(Ok(outcome)) if !outcome.switched) {
-                self.guard.add(hold.watch(&facts, payer.clone(), &name, made));
+                self.watch(hold.watch(&facts, payer.clone(), &name, made));
                 if self.first.len() >= MOST_FIRST {
                     self.first.clear();
                 }
