@@ -87,6 +87,18 @@ impl FileCoverage {
         let too_small = |rest: &Rest| rest.reason == SkipReason::TooSmall;
         self.huge_bytes == 0 && self.rest.iter().all(too_small)
     }
+
+    /// Adds the bytes of another part of the same file.
+    fn add(&mut self, part: Self) {
+        self.text_bytes += part.text_bytes;
+        self.huge_bytes += part.huge_bytes;
+        self.copied_bytes += part.copied_bytes;
+        self.cost_bytes += part.cost_bytes;
+        self.widened_bytes += part.widened_bytes;
+        self.backings.extend(part.backings);
+        self.sizes.extend(part.sizes);
+        self.nodes.extend(part.nodes);
+    }
 }
 
 /// Returns the files that have a row of their own, and the others, which [are small](FileCoverage::is_small). If all
@@ -165,14 +177,8 @@ struct Run<'a> {
     range: AddrRange,
     /// Text in it, joined where it adjoins.
     texts: Vec<AddrRange>,
-    huge: u64,
-    copied: u64,
-    widened: u64,
-    backings: Vec<Backing>,
-    sizes: Vec<OfSize>,
-    nodes: Vec<OnNode>,
-    /// Memory of copies that are not whole images of a store.
-    cost: u64,
+    /// What it adds to its file. The cost leaves out whole images of a store.
+    part: FileCoverage,
     /// Images of a store, and the memory of each; an image may occur more than once.
     images: Vec<(FileId, u64)>,
 }
@@ -210,13 +216,17 @@ impl<'a> Run<'a> {
             owner,
             range: vma.range,
             texts,
-            huge,
-            copied,
-            widened,
-            backings: backing.into_iter().collect(),
-            sizes: size.into_iter().collect(),
-            nodes: entry.nodes.clone(),
-            cost,
+            part: FileCoverage {
+                text_bytes: text,
+                huge_bytes: huge,
+                copied_bytes: copied,
+                cost_bytes: cost,
+                widened_bytes: widened,
+                backings: backing.into_iter().collect(),
+                sizes: size.into_iter().collect(),
+                nodes: entry.nodes.clone(),
+                ..FileCoverage::default()
+            },
             images: image.into_iter().collect(),
         })
     }
@@ -237,27 +247,16 @@ impl<'a> Run<'a> {
                 _ => self.texts.push(text),
             }
         }
-        self.huge += next.huge;
-        self.copied += next.copied;
-        self.widened += next.widened;
-        self.backings.extend(next.backings);
-        self.sizes.extend(next.sizes);
-        self.nodes.extend(next.nodes);
-        self.cost += next.cost;
+        self.part.add(next.part);
         self.images.extend(next.images);
-    }
-
-    /// Returns the bytes of text in the run.
-    fn text_bytes(&self) -> u64 {
-        self.texts.iter().map(|text| text.len()).sum()
     }
 
     /// Returns the reasons for which text of the run is not huge, and how many bytes each concerns.
     fn rest(&self, pmd: PageSize, notes: &[Note]) -> [(Reason, u64); 2] {
-        let len = self.text_bytes();
+        let FileCoverage { text_bytes: len, huge_bytes: huge, .. } = self.part;
         let whole = self.texts.iter().filter_map(|text| text.align_inward(pmd));
         let whole: u64 = whole.map(AddrRange::len).sum();
-        let left = len - self.huge.min(len);
+        let left = len - huge.min(len);
         if whole == 0 {
             return [(SkipReason::TooSmall.into(), left), (SkipReason::Edges.into(), 0)];
         }
@@ -291,15 +290,7 @@ impl FileSum {
 
     /// Adds a run, and the [rest](Run::rest) of it.
     fn add(&mut self, run: Run<'_>, rest: [(Reason, u64); 2]) {
-        let file = &mut self.file;
-        file.text_bytes += run.text_bytes();
-        file.widened_bytes += run.widened;
-        file.huge_bytes += run.huge;
-        file.copied_bytes += run.copied;
-        file.cost_bytes += run.cost;
-        file.backings.extend(run.backings);
-        file.sizes.extend(run.sizes);
-        file.nodes.extend(run.nodes);
+        self.file.add(run.part);
         self.images.extend(run.images);
         for (reason, bytes) in rest {
             *self.rest.entry(reason).or_default() += bytes;
