@@ -9,7 +9,7 @@ use tiexec_remap::{verify, workers};
 use tiexec_sys::{Errno, Pid, SysError, thp};
 
 use super::targets::{self, targets, together};
-use super::{failed, has_text, print, thread_with_text, told};
+use super::{failed_of, has_text_of, print, thread_with_text, told};
 use crate::exit;
 use crate::options::Targets;
 use crate::stdio::warn;
@@ -25,7 +25,7 @@ struct Figures {
 impl Figures {
     /// Inspects a process, and prints its report. An ended process is an error only if the user `named` it.
     fn of(pid: i32, named: bool, json: bool) -> Self {
-        match report(pid, named) {
+        match report_of(pid, named) {
             Ok(report) => {
                 let text = if json { report.to_json() + "\n" } else { report.to_string() };
                 let Report { text_bytes, huge_bytes, .. } = report;
@@ -84,14 +84,19 @@ pub(super) fn run(selected: &Targets, json: bool) -> u8 {
 /// Makes the report about a process.
 ///
 /// # Errors
-/// The exit status. The message is on stderr already; `named` as in [`has_text`].
-pub(super) fn report(pid: i32, named: bool) -> Result<Report, u8> {
-    let refuse = |error| failed("inspect", pid, named, error);
+/// The exit status. The message is on stderr already.
+pub(super) fn report(pid: i32) -> Result<Report, u8> {
+    report_of(pid, true)
+}
+
+/// As [`report`]; `named` as in [`has_text_of`].
+fn report_of(pid: i32, named: bool) -> Result<Report, u8> {
+    let refuse = |error| failed_of("inspect", pid, named, error);
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
     let found = Pid::from_raw(pid).ok_or(gone).and_then(|pid| Ok((pid, thread_with_text(pid)?)));
     let (number, process) = found.map_err(refuse)?;
     process.status().map_err(refuse)?;
-    has_text("inspect", pid, named)?;
+    has_text_of("inspect", pid, named)?;
     let pages = thp::pages().ok_or_else(|| {
         warn("cannot inspect: the kernel has no transparent huge pages");
         exit::FAILED

@@ -80,10 +80,15 @@ fn machine() -> String {
     format!("{count} × {model}, Linux {}", system.release().to_string_lossy())
 }
 
-/// Reports that something could not be done to a process. Returns the exit status for it. `named` as in [`has_text`].
-fn failed(doing: &str, pid: i32, named: bool, error: SysError) -> u8 {
+/// Reports that something could not be done to a process. Returns the exit status for it.
+fn failed(doing: &str, pid: i32, error: SysError) -> u8 {
+    failed_of(doing, pid, true, error)
+}
+
+/// As [`failed`]; `named` as in [`has_text_of`].
+fn failed_of(doing: &str, pid: i32, named: bool, error: SysError) -> u8 {
     if matches!(error.errno, Errno::NOENT | Errno::SRCH)
-        && let Err(status) = has_text(doing, pid, named)
+        && let Err(status) = has_text_of(doing, pid, named)
     {
         return status;
     }
@@ -116,9 +121,14 @@ fn limit(errno: Errno) -> Option<&'static str> {
 /// belongs to this PID namespace.
 ///
 /// # Errors
-/// The exit status. The message is on stderr already. There is none about an ended process that the user has not `named`,
-/// because a unit may have short-lived helpers.
-fn has_text(doing: &str, pid: i32, named: bool) -> Result<(), u8> {
+/// The exit status. The message is on stderr already.
+fn has_text(doing: &str, pid: i32) -> Result<(), u8> {
+    has_text_of(doing, pid, true)
+}
+
+/// As [`has_text`], but silent about an ended process that the user has not `named`, because a unit may have short-lived
+/// helpers.
+fn has_text_of(doing: &str, pid: i32, named: bool) -> Result<(), u8> {
     if procfs::is_of_another_namespace() {
         let reason = FailureKind::ProcUnavailable.as_str();
         warn(format_args!(

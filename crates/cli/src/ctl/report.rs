@@ -60,7 +60,7 @@ fn of_process(pids: &[Pid], pid: i32, duration: Option<Duration>) -> Result<Subj
         command: Vec::new(),
     };
     let Advised { advice, tally, circumstances, .. } = advise::sample(DOING, pids, &options)?;
-    let coverage = inspect::report(pid, true)?;
+    let coverage = inspect::report(pid)?;
     let way = circumstances.ways.get(advice.way).cloned().unwrap_or_default();
     Ok(Subject::Process {
         heat: Box::new(Heat::new(&tally, &circumstances, &way)),

@@ -129,7 +129,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, strict: bool) -> u8
         Some(pids) => {
             for &pid in pids {
                 let number = pid.as_raw_nonzero().get();
-                if let Err(why) = has_text("look at", number, true) {
+                if let Err(why) = has_text("look at", number) {
                     status = why;
                     continue;
                 }
@@ -139,7 +139,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, strict: bool) -> u8
                 }
                 let gone = SysError { call: "exe", errno: Errno::SRCH };
                 let error = process.and_then(|process| process.exe_path()).err().unwrap_or(gone);
-                status = failed("look at", number, true, error);
+                status = failed("look at", number, error);
             }
         }
     }

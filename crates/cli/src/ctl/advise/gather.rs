@@ -90,10 +90,10 @@ pub(super) fn gather(
 /// The exit status. The message is on stderr already.
 fn may_sample(doing: &str, pid: Pid) -> Result<String, u8> {
     let shown = pid.as_raw_nonzero().get();
-    let refuse = |error| failed(doing, shown, true, error);
+    let refuse = |error| failed(doing, shown, error);
     let named = ProcDir::of(pid).map_err(refuse)?;
     let status = named.status().map_err(refuse)?;
-    has_text(doing, shown, true)?;
+    has_text(doing, shown)?;
     if let Some(process) = status.tgid.filter(|&tgid| tgid != number(pid)) {
         let fix = format!("tiexecctl {} {process}", command_of(doing));
         warn(format_args!(
@@ -119,7 +119,7 @@ fn running(
     options: &Advise,
     pages: Pages,
 ) -> Result<Gathered, u8> {
-    let refuse = |error| failed(doing, first.cast_signed(), true, error);
+    let refuse = |error| failed(doing, first.cast_signed(), error);
     let (heirs, members) = if options.follow {
         (Heirs::Processes, Tree::of(pids).walk(true))
     } else {

@@ -162,7 +162,7 @@ fn name_of(pid: Pid) -> String {
 
 /// Describes how much text of the process is huge.
 fn huge_text(pid: Pid) -> String {
-    inspect::report(pid.as_raw_nonzero().get(), true).map_or_else(
+    inspect::report(pid.as_raw_nonzero().get()).map_or_else(
         |_| "it could not be looked at".to_owned(),
         |report| format!("huge {} of {} MiB text", mib(report.huge_bytes), mib(report.text_bytes)),
     )

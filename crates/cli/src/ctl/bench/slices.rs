@@ -39,8 +39,8 @@ struct Slices<'a> {
 /// The exit status. The message is on stderr already.
 pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u8> {
     let pid = Pid::from_raw(pid).ok_or(exit::USAGE)?;
-    let refuse = |error| failed("measure", pid.as_raw_nonzero().get(), true, error);
-    has_text("measure", pid.as_raw_nonzero().get(), true)?;
+    let refuse = |error| failed("measure", pid.as_raw_nonzero().get(), error);
+    has_text("measure", pid.as_raw_nonzero().get())?;
     let process = ProcDir::of(pid).map_err(refuse)?;
     let cmdline = if workers::is_of_others(&process) {
         let read = || process.read_start("cmdline", 4096).unwrap_or_default();
@@ -215,7 +215,7 @@ impl Slices<'_> {
 
     /// Returns the processor time that the process has used, in clock ticks.
     fn used(&self) -> Result<u64, u8> {
-        let refuse = |error| failed("measure", self.pid.as_raw_nonzero().get(), true, error);
+        let refuse = |error| failed("measure", self.pid.as_raw_nonzero().get(), error);
         let text = self.process.read("stat").map_err(refuse)?;
         Ok(stat::run_time(&text).unwrap_or(0))
     }

@@ -68,7 +68,7 @@ impl<'a> Live<'a> {
             if !selection.is_by_id() {
                 return true;
             }
-            let has_text = has_text("alternate", pid.as_raw_nonzero().get(), true);
+            let has_text = has_text("alternate", pid.as_raw_nonzero().get());
             has_text.map_err(|why| status = why).is_ok()
         });
         if pids.is_empty() {

@@ -22,11 +22,11 @@ use super::{Finding, Level};
 
 pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
-    let refuse = |error| failed("examine", pid, true, error);
+    let refuse = |error| failed("examine", pid, error);
     let process = Pid::from_raw(pid).ok_or(gone).and_then(thread_with_text).map_err(refuse)?;
     let status = process.status().map_err(refuse)?;
     let name = status.name.shown().to_string();
-    has_text("examine", pid, true)?;
+    has_text("examine", pid)?;
     let threads = status.threads;
     let s = if threads == 1 { "" } else { "s" };
     let mut findings = vec![
