@@ -5,21 +5,7 @@
 #include <time.h>
 
 #define NAMED __attribute__((section(".text.hot"), noinline, noclone))
-extern const char __ehdr_start[] __attribute__((visibility("hidden")));
-static volatile unsigned sink;
-
-NAMED unsigned probed(unsigned n)
-{
-    sink += n;
-    return sink * 3;
-}
-
-NAMED unsigned spin_inner(unsigned n)
-{
-    for (unsigned i = 0; i < 5000000; i++)
-        n = n * 1664525 + (sink ^ i);
-    return n;
-}
+#include "traced.h"
 
 NAMED unsigned spin_outer(void)
 {
@@ -32,39 +18,11 @@ NAMED unsigned spin_outer(void)
     return n + 1;
 }
 
-NAMED unsigned fail_inner(unsigned n)
-{
-    if (n)
-        *(volatile int *)8 = 1;
-    return sink + n;
-}
-
-NAMED unsigned fail_outer(unsigned n)
-{
-    return fail_inner(n) + 1;
-}
-
-NAMED ssize_t wait_inner(char *line, size_t len)
-{
-    ssize_t n = 0;
-    while ((size_t)n < len - 1 && read(0, line + n, 1) == 1 && line[n] != '\n')
-        n++;
-    line[n] = 0;
-    sink += n;
-    return n;
-}
-
-NAMED ssize_t wait_outer(char *line, size_t len)
-{
-    return wait_inner(line, len) + 1;
-}
-
 int main(void)
 {
     char line[32];
     check_or_die();
-    printf("pid %d\nprobed %lx\noffset %lx\nready\n", getpid(), (unsigned long)probed,
-           (unsigned long)probed - (unsigned long)__ehdr_start);
+    printf("pid %d\nprobed %lx\noffset %lx\nready\n", getpid(), (unsigned long)probed, probed_offset());
     fflush(stdout);
     while (wait_outer(line, sizeof line) > 1) {
         if (!strcmp(line, "spin"))

@@ -4,26 +4,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #define NAMED __attribute__((noinline, noclone))
+#include "../../tests/programs/traced.h"
 
 void trace(void) __attribute__((weak));
-extern const char __ehdr_start[] __attribute__((visibility("hidden")));
-static volatile unsigned sink;
-
-NAMED unsigned probed(unsigned n)
-{
-    sink += n;
-    return sink * 3;
-}
-
-NAMED unsigned spin_inner(unsigned n)
-{
-    for (unsigned i = 0; i < 1000000; i++)
-        n = n * 1664525 + (sink ^ i);
-    return n;
-}
 
 NAMED unsigned spin_outer(void)
 {
@@ -46,37 +31,10 @@ NAMED unsigned trace_outer(unsigned n)
     return trace_inner(n) + 1;
 }
 
-NAMED unsigned fail_inner(unsigned n)
-{
-    if (n)
-        *(volatile int *)8 = 1;
-    return sink + n;
-}
-
-NAMED unsigned fail_outer(unsigned n)
-{
-    return fail_inner(n) + 1;
-}
-
-NAMED long wait_inner(char *line, size_t len)
-{
-    size_t n = 0;
-    while (n < len - 1 && read(0, line + n, 1) == 1 && line[n] != '\n')
-        n++;
-    line[n] = 0;
-    sink += n;
-    return n;
-}
-
-NAMED long wait_outer(char *line, size_t len)
-{
-    return wait_inner(line, len) + 1;
-}
-
 int main(void)
 {
     char line[32];
-    printf("offset %lx\nready\n", (unsigned long)probed - (unsigned long)__ehdr_start);
+    printf("offset %lx\nready\n", probed_offset());
     fflush(stdout);
     while (wait_outer(line, sizeof line) > 1) {
         if (!strcmp(line, "spin")) {
