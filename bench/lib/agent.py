@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import time
 
@@ -13,8 +14,8 @@ PATIENCE = 30  # seconds for the agent to listen
 
 
 class Agent:
-    def __init__(self):
-        self.listens = True
+    def __init__(self, pid):
+        self.pid, self.listens = pid, True
 
     def listen(self, wanted):
         """Shows or hides the socket. Without it, a launch finds no agent."""
@@ -24,22 +25,26 @@ class Agent:
 
 
 @contextlib.contextmanager
-def running(options, work):
-    """An agent without rules, after `store.hide`."""
+def running(options, work, rule=""):
+    """An agent with the rule, or without any."""
     directories = [work / name for name in ("conf", "state")]
     for directory in directories:
         directory.mkdir(mode=0o755)
+    file = directories[0] / "bench.toml"
+    file.write_text(rule)
+    file.chmod(0o644)
     daemon = os.path.join(os.path.dirname(options.tiexec), "tiexecd")
     with open(work / "log", "wb") as log:
         command = [daemon, "--conf-dir", directories[0], "--state-dir", directories[1]]
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log)
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
     try:
         until = time.monotonic() + PATIENCE
         while not os.path.exists(SOCKET):
             if child.poll() is not None or time.monotonic() > until:
                 session.unable(f"tiexecd does not listen: {(work / 'log').read_text()}")
             time.sleep(0.01)
-        yield Agent()
+        yield Agent(child.pid)
     finally:
-        child.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
