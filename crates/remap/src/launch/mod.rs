@@ -416,7 +416,8 @@ impl<'a> Work<'a> {
         let objects = wanted
             .then(|| after_ld_so::expected(&self.order.policy, &self.objects(), self.deadline()));
         let objects = objects.filter(|plan| !plan.texts.is_empty());
-        let plan = Some(self.attached.plan.clone()).filter(|plan| !plan.texts.is_empty());
+        let plan = std::mem::replace(&mut self.attached.plan, Plan::nothing(pages.pmd));
+        let plan = Some(plan).filter(|plan| !plan.texts.is_empty());
         Launched { report, plan, objects, dry_run_status: Cell::new(0) }
     }
 }
