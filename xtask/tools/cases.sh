@@ -226,7 +226,7 @@ jemalloc() {
     HOME=$PWD jeprof --text ./subject "$heap" 2>tool | names heap_inner trace_inner main | sort -u
 }
 tracing=(trace_inner trace_outer main)
-# What the program itself prints of its stack.
+# The program itself prints its stack.
 own_trace() {
     begin ./subject
     say trace

@@ -64,7 +64,7 @@ pub(crate) struct Metrics {
     taken: Gauge,
 }
 
-/// What the agent knows at the moment.
+/// The figures of one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {
     pub(crate) shares: Vec<Share>,

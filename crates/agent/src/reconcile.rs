@@ -686,7 +686,7 @@ impl<'a> Agent<'a> {
                 }
             }
         }
-        // Where the kernel reports no execs, or a report was lost.
+        // perf may report no execs, or lose a report.
         self.guard.forget_executed(&executed);
         self.known.retain(|pid, _| alive.contains(pid));
         self.begun.retain(&alive);

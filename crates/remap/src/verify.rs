@@ -191,7 +191,7 @@ fn has_ended(process: &ProcDir) -> bool {
 }
 
 /// Returns why whole huge pages of a text were not planned: because the page cache or the image store lacks them,
-/// or because of the store's failure, which is the launch's `setback`. `None` if there is no such reason.
+/// or because of the store's failure, which is the launch's `setback`. Returns `None` if there is no such reason.
 fn unplanned(rest: &[(Reason, u64)], setback: Option<&Failure>) -> Option<Reason> {
     let of_whole_pages = |why: &Reason| match why {
         Reason::Skipped(why) => matches!(

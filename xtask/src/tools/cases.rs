@@ -7,7 +7,7 @@ pub(super) struct Case {
     pub(super) name: &'static str,
     /// The tool, as the guide names it.
     pub(super) tool: &'static str,
-    /// What the script's lines are, in the plural.
+    /// The thing that each line of the script stands for, in the plural.
     pub(super) unit: &'static str,
     /// Whether the case also attaches to a running program.
     pub(super) attach: bool,

@@ -33,7 +33,7 @@ pub(crate) struct ToolsTest {
     cases: Vec<String>,
 }
 
-/// Where the text of a program comes from.
+/// The source of a program's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Way {
     Plain,
@@ -146,7 +146,7 @@ impl ToolsTest {
     }
 }
 
-/// What the cases use.
+/// The directories that the cases use.
 struct Machine {
     programs: PathBuf,
     tools: PathBuf,

@@ -87,10 +87,10 @@ what the tool found without TiExec: so many names of functions, for example. The
 |---|---|
 | page cache | is the file, in huge pages of the page cache |
 | store | is an image of the store ([`tiexecctl store setup`](tuning.md)) |
-| memfd | is a private copy; TiExec makes it if there is no store |
+| memfd | is a private copy, which TiExec makes if there is no store |
 | revert | was in a memfd, and `tiexecctl revert` has undone that |
 
-Where a start with TiExec and an attach to the running program differ, the cell names both.
+A cell names both the start with TiExec and the attach to the running program if they differ.
 
 ## The table
 
