@@ -71,12 +71,14 @@ pads() { pad before && pad after; }
 link_program() {
     local source=$1
     shift
-    local object more=()
-    cc -O1 -g $compile $pic -fno-omit-frame-pointer -fno-optimize-sibling-calls -c "$TOOLS/subject.c" -o main.o || return
+    local more=()
+    # A path of this repository may have a name that a case looks for.
+    local debug=(-g "-fdebug-prefix-map=$TOOLS=tools")
+    cc -O1 "${debug[@]}" $compile $pic -fno-omit-frame-pointer -fno-optimize-sibling-calls -c "$TOOLS/subject.c" -o main.o || return
     case $source in
     '') ;;
-    *.c) cc -O1 -g -w $compile $pic -fno-optimize-sibling-calls -c "$TOOLS/$source" -o trace.o || return ;;
-    *) c++ -O1 -g -w $compile $pic -fno-optimize-sibling-calls -c "$TOOLS/$source" -o trace.o || return ;;
+    *.c) cc -O1 "${debug[@]}" -w $compile $pic -fno-optimize-sibling-calls -c "$TOOLS/$source" -o trace.o || return ;;
+    *) c++ -O1 "${debug[@]}" -w $compile $pic -fno-optimize-sibling-calls -c "$TOOLS/$source" -o trace.o || return ;;
     esac
     [ -z "$source" ] || more=(trace.o)
     c++ $compile $pie -rdynamic -Wl,--build-id -o subject "$SHARED/pads/before.o" main.o "${more[@]}" "$SHARED/pads/after.o" "$@"
