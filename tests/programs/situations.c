@@ -73,7 +73,7 @@ static void dispatched(int signal)
 static void patched(void)
 {
     /* A byte of a filler in the middle that nothing executes, there and back: the page is the process's own since. */
-    unsigned char *byte = (unsigned char *)(uintptr_t)big_middle + 40;
+    volatile unsigned char *byte = (volatile unsigned char *)(uintptr_t)big_middle + 40;
     uintptr_t page = (uintptr_t)byte & ~(uintptr_t)(getpagesize() - 1);
     if (mprotect((void *)page, getpagesize(), PROT_READ | PROT_WRITE | PROT_EXEC))
         _exit(BROKEN);

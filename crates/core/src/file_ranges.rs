@@ -199,6 +199,31 @@ impl Parts {
         self.sound && self.complete
     }
 
+    /// Returns the whole part that `part` was taken from, with the parts that continue it in memory and in the file.
+    pub fn around(&self, part: &Part) -> Part {
+        let mut around = *part;
+        let is_whole = |whole: &&Part| whole.within(part.range).as_ref() == Some(part);
+        let Some(whole) = self.parts.iter().position(|whole| is_whole(&whole)) else {
+            return around;
+        };
+        let like = |other: &Part| {
+            let offset = other.offset_at(part.range.start());
+            other.text == part.text && offset == part.file_offset
+        };
+        let (below, above) = self.parts.split_at(whole);
+        for other in below.iter().rev().chain(above) {
+            let touches = other.range.end() == around.range.start()
+                || other.range.start() == around.range.end();
+            if like(other) && (touches || other.range.overlaps(around.range)) {
+                let start = other.range.start().min(around.range.start());
+                let end = other.range.end().max(around.range.end());
+                around.range = AddrRange::new(start, end).unwrap_or(around.range);
+                around.file_offset = other.offset_at(start);
+            }
+        }
+        around
+    }
+
     /// Returns whether any segment has addresses in `range`.
     pub fn is_at(&self, range: AddrRange) -> bool {
         self.is_closed(range) || self.within(range).next().is_some()

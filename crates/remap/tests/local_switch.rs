@@ -112,6 +112,7 @@ fn switch(
         source,
         offset: 0,
         to: mapped.range(),
+        populated: mapped.range(),
         locked: false,
         protection: READ_AND_EXECUTE,
         backing: Some(Backing::Image),

@@ -90,9 +90,21 @@ pub fn held(copy: &Fresh) -> Held {
     Run::new(copy.path(), ["7"]).plain().hold()
 }
 
-/// All mappings with their files. Mappings that touch and continue each other are joined. The heap and the stack are
-/// omitted, because they grow by themselves.
+/// All mappings with their files. Anonymous mappings that touch are joined. The heap and the stack are omitted, because
+/// they grow by themselves.
 pub fn joined(pid: i32) -> Vec<String> {
+    joined_where(pid, |_, vma| vma.path.is_empty())
+}
+
+/// As [`joined`], but mappings of files that continue each other are joined, too. A revert leaves text divided whose place in
+/// its file is in doubt.
+pub fn files_joined(pid: i32) -> Vec<String> {
+    joined_where(pid, |last, vma| {
+        vma.path.is_empty() || last.offset + (last.end - last.start) == vma.offset
+    })
+}
+
+fn joined_where(pid: i32, continues: impl Fn(&Vma, &Vma) -> bool) -> Vec<String> {
     let mut all: Vec<Vma> = Vec::new();
     let is_growing = |vma: &Vma| vma.path == "[heap]" || vma.path == "[stack]";
     for mut vma in mappings(pid).into_iter().filter(|vma| !is_growing(vma)) {
@@ -103,8 +115,7 @@ pub fn joined(pid: i32) -> Vec<String> {
                 if last.end == vma.start
                     && last.path == vma.path
                     && last.perms == vma.perms
-                    && (vma.path.is_empty()
-                        || last.offset + (last.end - last.start) == vma.offset) =>
+                    && continues(last, &vma) =>
             {
                 last.end = vma.end;
             }

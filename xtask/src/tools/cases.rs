@@ -28,7 +28,7 @@ const SAMPLES: &str = "The profile holds `/proc/self/maps`, and pprof looks for 
 const OWN_PATH: &str = "The library opens the file that `/proc/self/maps` has at the address, and a memfd cannot be opened by that name. Use gdb, or \
     a store.";
 const SEGMENT: &str = "libunwind looks for the segment of the file that begins where the mapping at the address begins. A copy divides the \
-    mapping of the text. It stays divided after a revert, because the kernel joins only mappings of one open file. Use gdb.";
+    mapping of the text. Use gdb.";
 
 pub(super) const CASES: &[Case] = &[
     names("gdb_live", "gdb, backtrace of a running program", ""),

@@ -8,6 +8,7 @@ mod boost;
 mod file_passing;
 mod here;
 mod jit;
+mod joined;
 mod mappings;
 mod passing;
 mod pool;

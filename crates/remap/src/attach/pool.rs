@@ -117,7 +117,7 @@ impl Exchange {
         let mut offset = 0;
         for &(to, protection) in &self.pages {
             let (backing, locked) = (Some(Backing::Image), false);
-            let piece = Switch { source, offset, to, locked, protection, backing };
+            let piece = Switch { source, offset, to, populated: to, locked, protection, backing };
             switch_all(executor, around, &[piece], &|_| written.none(to), |_, done| done)?;
             offset += to.len();
         }

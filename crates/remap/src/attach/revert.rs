@@ -7,7 +7,7 @@
 //! The order of the steps lets a later revert tell what is left after each of them. A copy loses its filler first,
 //! so that each piece that remains holds something of the file's. Widened page cache loses its text first, because
 //! text alone would look like the file's own. Before that, pages of the hugetlb pool that hold an edge become base
-//! pages.
+//! pages. Pieces of a segment become one mapping again, [with the file's own pages beside them](super::joined).
 
 use std::rc::Rc;
 
@@ -27,6 +27,7 @@ use tiexec_tracee::executor::{Executor, Local};
 use tiexec_tracee::remote;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
 
+use super::joined::{self, Piece, Run};
 use super::passing::{Handed, OpenHere, OverSockets, Passing};
 use super::pool::{self, Exchange};
 use super::prepared::COPY_CALLS;
@@ -58,17 +59,12 @@ pub struct Reverted {
     pub stop: Option<StopCost>,
 }
 
-/// A range of TiExec's text, and the part of the file that belongs there.
-struct Piece {
-    part: Part,
-    protection: i32,
-}
-
 /// A file, and its parts that belong in the place of our mappings.
 struct Original {
     id: FileId,
     file: TargetFile,
     pieces: Vec<Piece>,
+    runs: Vec<Run>,
 }
 
 /// The mappings that belong in the place of TiExec's text.
@@ -185,6 +181,7 @@ impl Work {
         let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
         let mut layouts =
             Layouts::new(&order.target.process, order.workers, &vmas, order.policy.pages);
+        let mut own: Vec<&Area> = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
             let looked = if entry.vma.is_text() && is_ours(&entry.vma) {
                 originals.look_at_copy(order, &written, &mut layouts, entry, index)
@@ -193,7 +190,10 @@ impl Work {
                     Some((file, parts)) if is_marked_widened(&order.target.process, entry) => {
                         originals.look_at_widened(order.target.space.memory(), &file, &parts, entry)
                     }
-                    _ => continue,
+                    _ => {
+                        own.push(entry);
+                        continue;
+                    }
                 }
             };
             reverted.found += entry.vma.range.len();
@@ -202,11 +202,14 @@ impl Work {
                 reverted.failure.get_or_insert(failure);
             }
         }
-        reverted.found_text += originals.text_bytes();
+        for Original { id, pieces, runs, .. } in &mut originals.files {
+            *runs = joined::runs(pieces, *id, &own, |range| written.none(range).is_ok());
+        }
+        reverted.found_text += originals.pieces().map(Piece::text_bytes).sum::<u64>();
         let exchange = None;
         let mut work = Self { reverted, entries, originals, exchange, written, marks, locks };
         if !work.is_none(order) {
-            let (process, parts) = (&order.target.process, work.pieces().count());
+            let (process, parts) = (&order.target.process, work.originals.pieces().count());
             mappings::check(process, work.entries.len(), parts)?;
             let of_pool = std::mem::take(&mut work.originals.of_pool);
             let name = work.originals.of_pool_name.strip_prefix(b"/memfd:").unwrap_or_default();
@@ -220,23 +223,20 @@ impl Work {
         self.originals.is_empty() || order.policy.dry_run
     }
 
-    fn pieces(&self) -> impl Iterator<Item = &Piece> {
-        self.originals.files.iter().flat_map(|original| &original.pieces)
-    }
-
     /// The calls that [`carry_out`](Self::carry_out) makes.
     fn calls(&self) -> Vec<&'static [ManifestEntry]> {
         let mut calls: Vec<&[ManifestEntry]> = vec![&[remote::MUNMAP]];
-        if self.pieces().next().is_some() {
+        let pieces = || self.originals.pieces();
+        if pieces().next().is_some() {
             calls.extend(COPY_CALLS);
         }
         if self.locks {
             calls.push(&probe::LOCK_CALLS);
         }
-        if self.pieces().any(|piece| piece.protection == GUARDED) {
+        if pieces().any(|piece| piece.protection == GUARDED) {
             calls.push(&switch::GUARDED_CALLS);
         }
-        if self.pieces().any(|piece| !piece.part.text) {
+        if pieces().any(|piece| !piece.part.text) {
             calls.push(&switch::DATA_CALLS);
         }
         calls
@@ -244,10 +244,10 @@ impl Work {
 
     /// The mappings that must still be as they were.
     fn rests_on(&self) -> Vec<&Vma> {
-        let Originals { filler, widened, .. } = &self.originals;
+        let Originals { files, filler, widened, .. } = &self.originals;
         let of_ours = |vma: &&Vma| {
             let taken = |range: &AddrRange| vma.range.overlaps(*range);
-            self.pieces().any(|piece| taken(&piece.part.range))
+            files.iter().flat_map(|file| &file.runs).any(|run| taken(&run.part.range))
                 || filler.iter().chain(widened).any(taken)
         };
         self.entries.iter().map(|entry| &entry.vma).filter(of_ours).collect()
@@ -274,15 +274,9 @@ impl Work {
             exchange.make(executor, passing, &around, written)?;
         }
         back.all += unmap_all(executor, &originals.filler)?;
-        for Original { id, file, pieces } in &originals.files {
+        for Original { id, file, pieces, runs } in &originals.files {
             let received = passing.pass(executor, Handed::Original(file), None)?;
             let source = OpenFile { fd: received.fd, file: *id };
-            let mut switches = Vec::new();
-            for Piece { part, protection } in pieces {
-                let (offset, to) = (part.file_offset, part.range);
-                let (locked, protection) = (*locks && probe::is_locked(executor, to)?, *protection);
-                switches.push(Switch { source, offset, to, locked, protection, backing: None });
-            }
             // The first comparison accepted pages that were written to, if their bytes were the file's again. Such
             // pages may have changed since: compare them once more.
             let unchanged = |piece: &Switch| {
@@ -291,12 +285,39 @@ impl Work {
                     compare(order.target.space.memory(), pages, file, piece.offset + into)
                 })
             };
-            switch::switch_all(executor, &around, &switches, &unchanged, |piece, outcome| {
-                let bytes = if outcome.is_ok() { piece.to.len() } else { 0 };
-                back.all += bytes;
-                back.text += if piece.protection == c::PROT_READ { 0 } else { bytes };
-                outcome
-            })?;
+            let (mut todo, mut failed) = (runs.clone(), Vec::new());
+            while !todo.is_empty() {
+                let mut switches = Vec::new();
+                for Run { part, populated, pieces: of_run } in &todo {
+                    let (offset, to, populated) = (part.file_offset, part.range, *populated);
+                    let (locked, backing) = (*locks && probe::is_locked(executor, to)?, None);
+                    let protection = pieces[of_run.start].protection;
+                    switches.push(Switch {
+                        source,
+                        offset,
+                        to,
+                        populated,
+                        locked,
+                        protection,
+                        backing,
+                    });
+                }
+                let mut of_each = todo.iter();
+                switch::switch_all(executor, &around, &switches, &unchanged, |_, outcome| {
+                    let Some(run) = of_each.next() else { return outcome };
+                    let of_run = &pieces[run.pieces.clone()];
+                    // The file's own pages can be why. They stay then.
+                    if outcome.is_err() && !run.is_one_piece(of_run) {
+                        failed.extend(run.apart(pieces));
+                        return Ok(());
+                    }
+                    outcome?;
+                    back.all += of_run.iter().map(|piece| piece.part.range.len()).sum::<u64>();
+                    back.text += of_run.iter().map(Piece::text_bytes).sum::<u64>();
+                    Ok(())
+                })?;
+                todo = std::mem::take(&mut failed);
+            }
             passing.let_go(executor)?;
         }
         back.all += unmap_all(executor, &originals.widened)?;
@@ -322,10 +343,8 @@ fn unmap_all(executor: &mut impl Executor, ranges: &[AddrRange]) -> Result<u64, 
 }
 
 impl Originals {
-    /// Returns how many bytes of text are to be reverted.
-    fn text_bytes(&self) -> u64 {
-        let pieces = self.files.iter().flat_map(|file| &file.pieces);
-        pieces.filter(|piece| piece.part.text).map(|piece| piece.part.range.len()).sum()
+    fn pieces(&self) -> impl Iterator<Item = &Piece> {
+        self.files.iter().flat_map(|file| &file.pieces)
     }
 
     fn is_empty(&self) -> bool {
@@ -366,7 +385,7 @@ impl Originals {
                     }
                     let of_text = if entry.vma.guarded { GUARDED } else { TEXT };
                     self.of_pool.extend(mixed.into_iter().map(|pages| (pages, of_text)));
-                    return self.add(file, content, entry);
+                    return self.add(file, parts, content, entry);
                 }
                 // The failure of the nearest file is reported.
                 Err(failure) => {
@@ -392,21 +411,26 @@ impl Originals {
         entry: &Area,
     ) -> Result<(), Failure> {
         let range = entry.vma.range;
-        let mut content: Vec<Part> = parts.within(range).collect();
+        let content: Vec<Part> = parts.within(range).collect();
         content
             .iter()
             .try_for_each(|part| compare(memory, part.range, &file.file, part.file_offset))?;
-        order::by_key(&mut content, |part| !part.text);
         self.widened.extend(parts.gaps(range));
-        self.add(file, content, entry)
+        self.add(file, parts, content, entry)
     }
 
-    /// Adds parts of a file, in the order in which they are to be mapped.
-    fn add(&mut self, file: &Rc<Mapped>, content: Vec<Part>, entry: &Area) -> Result<(), Failure> {
+    /// Adds parts of a file that lies at a place.
+    fn add(
+        &mut self,
+        file: &Rc<Mapped>,
+        place: &Parts,
+        content: Vec<Part>,
+        entry: &Area,
+    ) -> Result<(), Failure> {
         let of_text = if entry.vma.guarded { GUARDED } else { TEXT };
         let pieces = content.into_iter().map(|part| {
             let protection = if part.text { of_text } else { c::PROT_READ };
-            Piece { part, protection }
+            Piece { part, protection, segment: place.around(&part) }
         });
         // Open each file once, so that its areas can join each other.
         if let Some(known) = self.files.iter_mut().find(|known| known.id == file.id) {
@@ -417,7 +441,7 @@ impl Originals {
         if !pieces.is_empty() {
             let copied = file.file.try_clone();
             let file = copied.map_err(Failure::of(FailureKind::FdLimit))?;
-            self.files.push(Original { id, file, pieces });
+            self.files.push(Original { id, file, pieces, runs: Vec::new() });
         }
         Ok(())
     }

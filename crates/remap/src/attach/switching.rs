@@ -156,7 +156,7 @@ impl Switching<'_> {
         let (source, offset) = from;
         let backing = Some(span.backing);
         let protection = protection::of_text(std::slice::from_ref(vma), vma.range);
-        Ok(Switch { source, offset, to, locked, protection, backing })
+        Ok(Switch { source, offset, to, populated: to, locked, protection, backing })
     }
 
     /// Makes sure that the thread may read a text as it could read a copy. A mapping has one key, so one check is

@@ -165,6 +165,7 @@ fn switch(
         source,
         offset: part.image_offset,
         to: part.span.range,
+        populated: part.span.range,
         locked: false,
         protection: protection::of_text(&snapshot.vmas, part.span.range),
         backing: Some(part.span.backing),

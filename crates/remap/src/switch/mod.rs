@@ -20,7 +20,7 @@
 
 mod surroundings;
 
-use tiexec_core::addr::AddrRange;
+use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::FileId;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
@@ -55,6 +55,9 @@ pub struct Switch {
     pub offset: u64,
     /// The text that it covers, whole pages.
     pub to: AddrRange,
+    /// The part of it that is populated before the switch: all of it, but for the file's own pages beside a copy that is
+    /// reverted.
+    pub populated: AddrRange,
     /// True if that text is locked in memory.
     pub locked: bool,
     /// The protection of the new mapping: that of text, or of read-only data.
@@ -157,11 +160,9 @@ fn together<E: Executor>(
             continue;
         }
         // The kernel populates in ascending order, so the last page shows that all are present.
-        let populated = if shared.is_present(snapshot, one.range) {
-            Ok(())
-        } else {
-            populate(executor, one.range)?
-        };
+        let within = part.populated_at(one.range);
+        let populated =
+            if shared.is_present(snapshot, within) { Ok(()) } else { populate(executor, within)? };
         if let Err(failure) = populated.and_then(|()| unchanged(part)) {
             one.take_away(executor)?;
             outcomes[index] = Some(Err(failure));
@@ -203,8 +204,14 @@ impl Switch {
     /// Returns the calls that map the part at `aside` and populate it.
     fn staging_calls(&self, aside: AddrRange) -> impl Iterator<Item = SystemCall> + use<> {
         let mark = self.is_widened().then(|| remote::madvise(aside, Advice::HugePage));
-        let populate = remote::madvise(aside, Advice::PopulateRead);
+        let populate = remote::madvise(self.populated_at(aside), Advice::PopulateRead);
         [self.map_call(aside)].into_iter().chain(mark).chain([populate])
+    }
+
+    /// Returns what is populated of the mapping at `aside`.
+    fn populated_at(&self, aside: AddrRange) -> AddrRange {
+        let start = aside.start().get() + (self.populated.start().get() - self.to.start().get());
+        AddrRange::with_len(RemoteAddr::new(start), self.populated.len()).unwrap_or(aside)
     }
 
     fn map_call(&self, aside: AddrRange) -> SystemCall {
@@ -236,7 +243,7 @@ fn switch<E: Executor>(
         if part.is_widened() {
             let _no_thp = executor.call(remote::madvise(staged.range, Advice::HugePage))?;
         }
-        populate(executor, staged.range)??;
+        populate(executor, part.populated_at(staged.range))??;
         unchanged(part)
     };
     if let Err(failure) = ready() {
@@ -246,7 +253,7 @@ fn switch<E: Executor>(
     move_over(executor, around, part, staged)
 }
 
-/// Populates the staged mapping.
+/// Populates a range of the staged mapping.
 fn populate(
     executor: &mut impl Executor,
     staged: AddrRange,
