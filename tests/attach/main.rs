@@ -12,6 +12,7 @@ mod meanwhile;
 mod odd;
 mod real_programs;
 mod registers;
+mod remapped;
 mod requeue;
 mod residue;
 mod seccomp;

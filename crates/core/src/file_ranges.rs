@@ -39,6 +39,13 @@ impl Part {
         Some(Self { range: shared, file_offset: self.file_offset.checked_add(into)?, ..*self })
     }
 
+    /// Returns this part as far from `to` as it is from `from`; `None` if it has no room there.
+    pub fn moved(self, from: RemoteAddr, to: RemoteAddr) -> Option<Self> {
+        let into = self.range.start().get().checked_sub(from.get())?;
+        let range = AddrRange::with_len(to.checked_add(into)?, self.range.len())?;
+        Some(Self { range, ..self })
+    }
+
     /// Returns where in the file the byte at `addr` would be, if the file were mapped in one piece as
     /// this part is; wrapping.
     pub fn offset_at(&self, addr: RemoteAddr) -> u64 {

@@ -106,6 +106,41 @@ impl<'a> Layouts<'a> {
         (files, why)
     }
 
+    /// Returns the file and what of it belongs in the place of TiExec's area at `index`, if the program has moved that area there
+    /// and another area of the same copy is at its own place (mremap(2), `MREMAP_DONTUNMAP`).
+    pub(crate) fn content_of_moved(&mut self, index: usize) -> Option<(Rc<Mapped>, Vec<Part>)> {
+        if self.asked_of_all == ASKED_OF_ALL {
+            return None;
+        }
+        self.asked_of_all += 1;
+        let moved = &self.vmas[index];
+        let last = moved.file_offset.checked_add(moved.range.len())?;
+        for (other, vma) in self.vmas.iter().enumerate() {
+            let has_it = other != index
+                && vma.file == moved.file
+                && vma.file_offset <= moved.file_offset
+                && last <= vma.file_offset.saturating_add(vma.range.len());
+            if !has_it {
+                continue;
+            }
+            let at = vma.range.start().checked_add(moved.file_offset - vma.file_offset)?;
+            let place = AddrRange::with_len(at, moved.range.len())?;
+            for file in self.beside(other).0 {
+                let found = file.places.iter().find_map(|parts| {
+                    let content = parts.content_of_copy(place)?;
+                    parts.gaps(place).is_empty().then_some(content)
+                });
+                let shifted = found.and_then(|content| {
+                    content.into_iter().map(|part| part.moved(at, moved.range.start())).collect()
+                });
+                if let Some(content) = shifted {
+                    return Some((file, content));
+                }
+            }
+        }
+        None
+    }
+
     /// Returns whether TiExec's area at `index` lies where nothing belongs. There are two cases: the area is filler
     /// in a huge page at the edge of a text, where the text's file has nothing; or the area lies where no file of
     /// the process could have a part. Returns false in doubt.

@@ -71,6 +71,9 @@ struct Original {
 #[derive(Default)]
 struct Originals {
     files: Vec<Original>,
+    /// The files of copies that the program has moved. They are reverted first, because the copy at its own place tells what
+    /// they are.
+    moved: Vec<Original>,
     /// The mappings that a dead TiExec left, known by their marks.
     left: Vec<Vma>,
     /// Ranges where nothing belongs: filler and other remains of copies.
@@ -202,7 +205,8 @@ impl Work {
                 reverted.failure.get_or_insert(failure);
             }
         }
-        for Original { id, pieces, runs, .. } in &mut originals.files {
+        let files = originals.moved.iter_mut().chain(&mut originals.files);
+        for Original { id, pieces, runs, .. } in files {
             *runs = joined::runs(pieces, *id, &own, |range| written.none(range).is_ok());
         }
         reverted.found_text += originals.pieces().map(Piece::text_bytes).sum::<u64>();
@@ -244,10 +248,10 @@ impl Work {
 
     /// The mappings that must still be as they were.
     fn rests_on(&self) -> Vec<&Vma> {
-        let Originals { files, filler, widened, .. } = &self.originals;
+        let Originals { filler, widened, .. } = &self.originals;
         let of_ours = |vma: &&Vma| {
             let taken = |range: &AddrRange| vma.range.overlaps(*range);
-            files.iter().flat_map(|file| &file.runs).any(|run| taken(&run.part.range))
+            self.originals.all().flat_map(|file| &file.runs).any(|run| taken(&run.part.range))
                 || filler.iter().chain(widened).any(taken)
         };
         self.entries.iter().map(|entry| &entry.vma).filter(of_ours).collect()
@@ -270,11 +274,12 @@ impl Work {
         let Self { originals, written, marks, locks, .. } = self;
         let taken = residue::take_away(executor, by, order.target, &originals.left);
         let around = surroundings(order, snapshot, *marks);
-        if let Some(exchange) = self.exchange.as_ref().filter(|_| !originals.files.is_empty()) {
+        if let Some(exchange) = self.exchange.as_ref().filter(|_| originals.all().next().is_some())
+        {
             exchange.make(executor, passing, &around, written)?;
         }
         back.all += unmap_all(executor, &originals.filler)?;
-        for Original { id, file, pieces, runs } in &originals.files {
+        for Original { id, file, pieces, runs } in originals.all() {
             let received = passing.pass(executor, Handed::Original(file), None)?;
             let source = OpenFile { fd: received.fd, file: *id };
             // The first comparison accepted pages that were written to, if their bytes were the file's again. Such
@@ -344,11 +349,15 @@ fn unmap_all(executor: &mut impl Executor, ranges: &[AddrRange]) -> Result<u64, 
 
 impl Originals {
     fn pieces(&self) -> impl Iterator<Item = &Piece> {
-        self.files.iter().flat_map(|file| &file.pieces)
+        self.all().flat_map(|file| &file.pieces)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Original> {
+        self.moved.iter().chain(&self.files)
     }
 
     fn is_empty(&self) -> bool {
-        self.files.is_empty()
+        self.all().next().is_none()
             && self.left.is_empty()
             && self.filler.is_empty()
             && self.widened.is_empty()
@@ -385,13 +394,21 @@ impl Originals {
                     }
                     let of_text = if entry.vma.guarded { GUARDED } else { TEXT };
                     self.of_pool.extend(mixed.into_iter().map(|pages| (pages, of_text)));
-                    return self.add(file, parts, content, entry);
+                    return add(&mut self.files, file, parts, content, entry);
                 }
                 // The failure of the nearest file is reported.
                 Err(failure) => {
                     why.get_or_insert(failure);
                 }
             }
+        }
+        if let Some((file, content)) = layouts.content_of_moved(index)
+            && content
+                .iter()
+                .try_for_each(|part| compare(memory, part.range, &file.file, part.file_offset))
+                .is_ok()
+        {
+            return add(&mut self.moved, &file, &Parts::listed(content.clone()), content, entry);
         }
         // A TiExec that died left this area: it holds filler, or lies beside the text.
         if layouts.belongs_nowhere(memory, index) {
@@ -416,35 +433,35 @@ impl Originals {
             .iter()
             .try_for_each(|part| compare(memory, part.range, &file.file, part.file_offset))?;
         self.widened.extend(parts.gaps(range));
-        self.add(file, parts, content, entry)
+        add(&mut self.files, file, parts, content, entry)
     }
+}
 
-    /// Adds parts of a file that lies at a place.
-    fn add(
-        &mut self,
-        file: &Rc<Mapped>,
-        place: &Parts,
-        content: Vec<Part>,
-        entry: &Area,
-    ) -> Result<(), Failure> {
-        let of_text = if entry.vma.guarded { GUARDED } else { TEXT };
-        let pieces = content.into_iter().map(|part| {
-            let protection = if part.text { of_text } else { c::PROT_READ };
-            Piece { part, protection, segment: place.around(&part) }
-        });
-        // Open each file once, so that its areas can join each other.
-        if let Some(known) = self.files.iter_mut().find(|known| known.id == file.id) {
-            known.pieces.extend(pieces);
-            return Ok(());
-        }
-        let (id, pieces) = (file.id, pieces.collect::<Vec<_>>());
-        if !pieces.is_empty() {
-            let copied = file.file.try_clone();
-            let file = copied.map_err(Failure::of(FailureKind::FdLimit))?;
-            self.files.push(Original { id, file, pieces, runs: Vec::new() });
-        }
-        Ok(())
+/// Adds parts of a file that lies at a place to `files`.
+fn add(
+    files: &mut Vec<Original>,
+    file: &Rc<Mapped>,
+    place: &Parts,
+    content: Vec<Part>,
+    entry: &Area,
+) -> Result<(), Failure> {
+    let of_text = if entry.vma.guarded { GUARDED } else { TEXT };
+    let pieces = content.into_iter().map(|part| {
+        let protection = if part.text { of_text } else { c::PROT_READ };
+        Piece { part, protection, segment: place.around(&part) }
+    });
+    // Open each file once, so that its areas can join each other.
+    if let Some(known) = files.iter_mut().find(|known| known.id == file.id) {
+        known.pieces.extend(pieces);
+        return Ok(());
     }
+    let (id, pieces) = (file.id, pieces.collect::<Vec<_>>());
+    if !pieces.is_empty() {
+        let copied = file.file.try_clone();
+        let file = copied.map_err(Failure::of(FailureKind::FdLimit))?;
+        files.push(Original { id, file, pieces, runs: Vec::new() });
+    }
+    Ok(())
 }
 
 /// Compares the process's bytes in a part of a copy with the file's. Processes of one family map the same copy, so it is
