@@ -3,12 +3,12 @@
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
 
-use support::attaching::{Before, eventually_untouched, switched};
+use support::attaching::{Before, eventually_untouched, json, small, switched, wait_call};
 use support::child::eventually;
 use support::smaps::status_field;
-use support::{installed, is_root, require};
+use support::{Kind, Public, Run, installed, is_root, require, tiexecctl};
 
-use crate::{Server, export};
+use crate::{Server, export, started};
 
 #[test]
 fn by_a_signal() {
@@ -46,12 +46,89 @@ fn by_the_guard() {
     server.finish();
 }
 
+#[test]
+fn by_the_end_of_the_service() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(100, 0);
+    let canary = server.in_a_canary(&[]);
+    server.held.signal(libc::SIGKILL);
+    let done = canary.finish();
+    done.assert_code(4);
+    assert!(done.out().contains("(the service has ended, or was restarted)"), "{done}");
+    assert_eq!(export(&server)["verdicts"], serde_json::json!([]));
+    server.held.finish().assert_signal(libc::SIGKILL);
+}
+
+/// The counter alone takes four seconds of a pair.
+#[test]
+fn before_a_pair_that_cannot_end_in_time() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(100, 0);
+    let counter = format!("sleep 1; {}", server.counter());
+    let canary = |more: &[&str]| {
+        let own = ["--counter", &counter, "--max=6s", "--keep-above=2"];
+        started(&server.with_counter(&[&own[..], more].concat())).finish()
+    };
+    let done = canary(&["--json"]);
+    done.assert_code(6);
+    let found = json(&done);
+    assert_eq!((&found["ended"], &found["pairs"]), (&"time".into(), &0.into()), "{found}");
+    assert_eq!(found["verdict_kept"], false, "{found}");
+    let number = |key: &str| found[key].as_f64().expect("a number");
+    assert!(number("longest_switch_s") <= number("switching_s"), "{found}");
+    assert_eq!(switched(server.pid()), 0);
+    assert_eq!(export(&server)["verdicts"], serde_json::json!([]));
+    let done = canary(&[]);
+    done.assert_code(6);
+    assert!(
+        done.out().contains(" switches in ") && done.out().contains(", the longest in "),
+        "{done}"
+    );
+    let says = "  the verdict is not kept: it takes 10 pairs; fix: use --max=";
+    assert!(done.out().contains(says), "{done}");
+    server.finish();
+}
+
+/// An attach would search 2 s for a moment to stop this server. The clock of the test makes the limit of a switch
+/// shorter.
+#[test]
+fn by_a_switch_that_takes_too_long() {
+    require!(is_root(), "files in a directory of root's");
+    let (copy, public) = (small("blocked", Kind::DynamicNoPie), Public::new());
+    let mut held = Run::new(copy.path(), ["write"]).plain().start();
+    held.wait_line("ready");
+    wait_call(held.pid(), &held.said("call").expect("the call's number"));
+    let (pid, state) = (held.pid().to_string(), public.path().join("state"));
+    let dir = state.display().to_string();
+    let words = ["canary", "--counter", "echo 1", "--state-dir", &dir, &pid];
+    let done = Run::new(tiexecctl(), words).plain().env("TIEXEC_TEST_CLOCK", "20").output();
+    done.assert_code(1);
+    let says = format!(
+        "cannot alternate {}: a switch to copies took more than 1.5s; fix: ",
+        copy.path().display()
+    );
+    assert!(done.err().contains(&says), "{done}");
+    assert!(done.out().contains("undecided (it failed)"), "{done}");
+    assert_eq!(switched(held.pid()), 0);
+    assert!(!state.join("canary.json").exists(), "{done}");
+    held.write(b"\n");
+    held.finish().assert_code(7);
+}
+
 /// Kills a canary while the server is on copies.
 fn killed(server: &Server) {
     let canary = server.in_a_canary(&[]);
     let other = server.canary(&["--max=2s"]);
     other.assert_code(1);
-    assert!(other.err().contains("there is one already; fix: "), "{other}");
+    // The fix must not spoil the first one.
+    let says = format!(
+        "cannot begin a canary: the canary of process {} alternates process {} ({}",
+        canary.pid(),
+        server.pid(),
+        server.copy.path().display()
+    );
+    assert!(other.err().contains(&says), "{other}");
+    assert!(other.err().contains(" UTC; fix: wait for its end, which comes by "), "{other}");
     canary.signal(libc::SIGKILL);
     canary.finish().assert_signal(libc::SIGKILL);
     assert!(server.state().join("canary.json").exists(), "the record");

@@ -5,6 +5,7 @@
 //! claims (`crates/advise/tests/sequential.rs`).
 
 mod agents;
+mod before;
 mod cgroups;
 mod contained;
 mod counters;

@@ -46,11 +46,36 @@ fn a_verdict_is_asked_for_and_obeyed() {
     agent.signal(libc::SIGTERM);
     agent.finish().assert_code(0);
     ctl(["revert", &pid.to_string()]).assert_code(0);
+    // Earlier versions kept the verdict of a few pairs.
+    let pairs = export(&server)["verdicts"][0]["pairs"].to_string();
+    let file = server.state().join("verdicts.json");
+    let text = std::fs::read_to_string(&file).expect("the verdicts");
+    let few = text.replace(&format!("\"pairs\": {pairs}"), "\"pairs\": 3");
+    assert_ne!(few, text);
+    std::fs::write(&file, few).expect("a file");
+    assert!(check(&server).out().contains("canary_required"), "{}", check(&server));
+    std::fs::write(&file, text).expect("a file");
     // A verdict for another kernel does not count.
     let file = server.state().join("verdicts.json");
     let text = std::fs::read_to_string(&file).expect("the verdicts");
     let kernel = export(&server)["verdicts"][0]["kernel"].as_str().expect("a kernel").to_owned();
     std::fs::write(&file, text.replace(&kernel, "0.0.1-other")).expect("a file");
+    assert!(check(&server).out().contains("canary_required"), "{}", check(&server));
+    server.finish();
+}
+
+/// Ten pairs of such slices take more than nine seconds.
+#[test]
+fn a_canary_of_too_few_pairs_blocks_nothing() {
+    require!(is_root(), "rules of root's");
+    let server = Server::start(100, 0);
+    write_rule(&server, "canary = \"required\"");
+    support::child::eventually("it is old enough", || !check(&server).out().contains("too_young"));
+    require!(!check(&server).out().contains("no_crash_guard"), "Linux 6.15");
+    let done = server.canary(&["--max=6s"]);
+    done.assert_code(6);
+    assert!(done.out().contains("the verdict is not kept: it takes 10 pairs; fix: "), "{done}");
+    assert_eq!(export(&server)["verdicts"], serde_json::json!([]), "{done}");
     assert!(check(&server).out().contains("canary_required"), "{}", check(&server));
     server.finish();
 }

@@ -68,7 +68,7 @@ fn what_is_worse_is_taken_back() {
 fn what_is_not_known_at_the_end_is_taken_back() {
     require!(is_root(), "files in a directory of root's");
     let server = Server::start(100, 0);
-    let done = server.canary(&["--max=4s", "--json"]);
+    let done = server.canary(&["--max=8s", "--json"]);
     done.assert_code(6);
     let found = json(&done);
     assert_eq!(found["ended"], "time", "{found}");

@@ -2,6 +2,7 @@
 //! it was.
 
 use support::attaching::json;
+use support::child::eventually;
 use support::require;
 use support::systemd::{NEEDS, Systemd, can_boot};
 
@@ -20,7 +21,7 @@ fn of_a_database_under_load() {
     systemd.run(["mariadb", "--execute", user]).assert_code(0);
     let ask = "while :; do mariadb --execute 'select benchmark(20000, md5(1))'; done >/run/answers";
     let load = systemd.command(["sh", "-c", ask]).start();
-    let args = ["canary", "--json", "--slice=1s", "--max=12s", "--keep-above=2"];
+    let args = ["canary", "--json", "--slice=1s", "--max=16s", "--keep-above=2"];
     let done = systemd.ctl([&args[..], &["--counter", QUESTIONS, "--unit", UNIT]].concat());
     done.assert_code(6);
     let found = json(&done);
@@ -30,5 +31,27 @@ fn of_a_database_under_load() {
     assert_eq!(systemd.huge(UNIT), 0, "{done}");
     assert_eq!(systemd.property(UNIT, "MainPID"), main, "{}", systemd.log(UNIT));
     systemd.systemctl(["is-active", UNIT]).assert_code(0);
+    let more = ["--max=1h", "--counter", QUESTIONS, "--unit", UNIT];
+    let words = ["canary", "--slice=1s", "--keep-above=2"].into_iter().chain(more);
+    let mut canary =
+        systemd.command(std::iter::once("/usr/bin/tiexecctl").chain(words.clone())).start();
+    eventually("it is on copies", || {
+        assert!(!canary.has_ended(), "{}", canary.err_text());
+        systemd.huge(UNIT) > 0
+    });
+    // A second one is told of the first.
+    let second = systemd.ctl(words);
+    second.assert_code(1);
+    let says = format!(" alternates process {main} (/usr/sbin/mariadbd, unit {UNIT}) since ");
+    assert!(second.err().contains(&says), "{second}");
+    assert!(second.err().contains("; fix: wait for its end, which comes by "), "{second}");
+    // A canary does not go on with another process of the service.
+    systemd.systemctl(["restart", UNIT]).assert_code(0);
+    let done = canary.finish();
+    done.assert_code(4);
+    assert!(done.out().contains("(the service has ended, or was restarted)"), "{done}");
+    assert_eq!(systemd.huge(UNIT), 0, "{done}");
+    let verdicts = systemd.ctl(["canary", "export"]);
+    assert_eq!(json(&verdicts)["verdicts"], serde_json::json!([]), "{verdicts}");
     drop(load);
 }

@@ -5,6 +5,7 @@
 //! them. If there is a record and nobody holds the lock, the canary was killed: the next canary, or the agent, reverts
 //! the processes of the record.
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -35,12 +36,28 @@ struct Record {
     /// The boot ID of the time when the record was written.
     boot: String,
     members: BTreeSet<Member>,
+    /// `None` if an earlier version wrote the record.
+    #[serde(default)]
+    runner: Option<Runner>,
 }
 
 impl Default for Record {
     fn default() -> Self {
-        Self { version: VERSION, boot: String::new(), members: BTreeSet::new() }
+        Self { version: VERSION, boot: String::new(), members: BTreeSet::new(), runner: None }
     }
+}
+
+/// A canary that runs, for messages to others.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Runner {
+    /// The process ID of `tiexecctl canary`.
+    pub pid: i32,
+    /// What the canary alternates, in words.
+    pub subject: String,
+    /// When it began, in seconds since 1970.
+    pub since: u64,
+    /// When it ends at the latest, in seconds since 1970.
+    pub until: u64,
 }
 
 /// The directory of the record and of the verdicts.
@@ -54,6 +71,11 @@ impl Canaries {
     /// Somebody else could have put it there, or it cannot be made.
     pub fn open(path: &Path) -> Result<Self, String> {
         Directory::open(path).map(Self)
+    }
+
+    /// Opens the directory if it is there; `None` if this user may not use it, either.
+    pub fn open_existing(path: &Path) -> Option<Self> {
+        path.is_dir().then(|| Self::open(path).ok()).flatten()
     }
 
     /// Returns the verdicts, and the reason why their file was set aside.
@@ -86,7 +108,12 @@ impl Canaries {
     /// The lock cannot be taken.
     pub fn begin(&self) -> Result<Option<Turn<'_>>, String> {
         match self.0.lock(LOCK, FlockOperation::NonBlockingLockExclusive) {
-            Ok(lock) => Ok(Some(Turn { directory: &self.0, _lock: lock })),
+            Ok(lock) => Ok(Some(Turn {
+                directory: &self.0,
+                _lock: lock,
+                runner: None,
+                noted: Cell::new(false),
+            })),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(self.0.failed("lock", LOCK, errno)),
         }
@@ -101,6 +128,21 @@ impl Canaries {
     pub(crate) fn members(&self) -> BTreeSet<Member> {
         self.0.read::<Record>(RECORD, VERSION).unwrap_or_default().members
     }
+
+    /// Returns the canary that the record names. The record may be that of a killed canary: the caller knows that a
+    /// canary holds the lock.
+    pub fn runner(&self) -> Option<Runner> {
+        self.0.read::<Record>(RECORD, VERSION).ok()?.runner
+    }
+
+    /// Returns the running canary that works on a process; `None` if there is none.
+    pub fn runner_on(&self, member: Member) -> Option<Runner> {
+        let record = self.0.read::<Record>(RECORD, VERSION).ok()?;
+        let is_its = record.boot == boot() && record.members.contains(&member);
+        // If nobody holds the lock, the canary was killed.
+        let runs = is_its && matches!(self.begin(), Ok(None));
+        record.runner.filter(|_| runs)
+    }
 }
 
 /// The right to be the one canary.
@@ -108,6 +150,19 @@ impl Canaries {
 pub struct Turn<'a> {
     directory: &'a Directory,
     _lock: Locked,
+    /// Set by [`announce`](Self::announce).
+    runner: Option<Runner>,
+    /// True while the record has processes.
+    noted: Cell<bool>,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        // A record without processes says only which canary runs.
+        if self.runner.is_some() && !self.noted.get() {
+            self.directory.remove(RECORD);
+        }
+    }
 }
 
 /// The outcome for the processes that a killed canary had left.
@@ -122,17 +177,29 @@ pub struct TakenBack {
 }
 
 impl Turn<'_> {
+    /// Writes down which canary runs, for others that want to begin one.
+    ///
+    /// # Errors
+    /// The record could not be written. The caller must not change any process then.
+    pub fn announce(&mut self, runner: Runner) -> Result<(), String> {
+        self.runner = Some(runner);
+        self.note(&BTreeSet::new())
+    }
+
     /// Replaces the record. The caller changes a process only after it is in the record.
     ///
     /// # Errors
     /// The record could not be written. The caller must not change the processes then.
     pub fn note(&self, members: &BTreeSet<Member>) -> Result<(), String> {
-        let record = Record { boot: boot(), members: members.clone(), ..Record::default() };
+        self.noted.set(self.noted.get() || !members.is_empty());
+        let (members, runner) = (members.clone(), self.runner.clone());
+        let record = Record { version: VERSION, boot: boot(), members, runner };
         self.directory.write(RECORD, &record)
     }
 
     /// Removes the record. No process has copies any more.
     pub fn clear(&self) {
+        self.noted.set(false);
         self.directory.remove(RECORD);
     }
 

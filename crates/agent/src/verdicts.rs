@@ -13,6 +13,8 @@ use crate::state::{Build, now};
 pub(crate) const VERSION: u32 = 1;
 /// Most verdicts that are kept; the oldest go first.
 const MOST: usize = 256;
+/// The fewest pairs after which a verdict can be known. With fewer pairs, a canary leaves no verdict.
+pub const FEWEST_PAIRS: usize = 10;
 
 /// All verdicts.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -40,7 +42,10 @@ impl Verdicts {
     /// Returns what is known about a build on this machine with these settings of the attach.
     pub(crate) fn standing(&self, build: &Build, settings: &Settings) -> Standing {
         let subject = subject(build, settings);
-        match self.findings.iter().find(|finding| finding.subject == subject) {
+        // Earlier versions also kept the verdict "undecided" of fewer pairs.
+        let counts =
+            |finding: &&Finding| finding.subject == subject && finding.pairs >= FEWEST_PAIRS;
+        match self.findings.iter().find(counts) {
             Some(Finding { verdict: Verdict::Better, .. }) => Standing::Better,
             Some(Finding { verdict: Verdict::Undecided, when, .. })
                 if now().saturating_sub(*when) >= AGAIN.as_secs() =>

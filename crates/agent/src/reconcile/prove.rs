@@ -60,6 +60,8 @@ struct Answer {
     #[serde(default)]
     kept: bool,
     #[serde(default)]
+    verdict_kept: bool,
+    #[serde(default)]
     reason: Option<String>,
     #[serde(default)]
     per_cpu_second: Ratio,
@@ -209,11 +211,10 @@ impl Agent<'_> {
         if let Some(output) = child.stdout.take().filter(|_| has_ended) {
             let _cut = output.take(LONGEST).read_to_end(&mut answer);
         }
-        let Answer { verdict, ended, kept, reason, per_cpu_second } =
+        let Answer { verdict, ended, kept, verdict_kept, reason, per_cpu_second } =
             serde_json::from_slice(&answer).unwrap_or_default();
         let what = format!("canary of {} (rule {})", of.program.shown(), of.rule);
-        let is_known = matches!(ended.as_str(), "known" | "time");
-        if is_known {
+        if verdict_kept {
             let ratio = per_cpu_second.estimate.unwrap_or(1.0);
             let kept = if kept { "; its copies are kept" } else { "" };
             let text = format!("{what}: {verdict}, {ratio:.3} times the work per CPU second{kept}");

@@ -7,23 +7,24 @@ mod wait_exec;
 
 pub(crate) use turns::{Turn, each};
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use tiexec_core::addr::mib;
 use tiexec_core::config::Settings;
 use tiexec_core::escape;
 use tiexec_core::plan::Plan;
 use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
-use tiexec_core::skip::SkipReason;
+use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_engine::hottest::Hot;
-use tiexec_engine::locked_target::{LockedTarget, Treated, look_for_text_of_ours};
+use tiexec_engine::locked_target::{LONGEST, LockedTarget, Treated, look_for_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
 use tiexec_engine::switched_off::{FILE as SWITCHED_OFF, is_switched_off};
 use tiexec_remap::Failure;
 use tiexec_remap::attach::Reverted;
 use tiexec_remap::images::Images;
-use tiexec_remap::workers::Pool;
+use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::Pid;
 
 use super::targets::{failed, failed_of, fix_of, named, select, targets};
@@ -144,19 +145,68 @@ fn say_unseen(unseen: &[Pid]) -> bool {
     true
 }
 
-/// Puts processes onto copies, or reverts them if `settings` is `None`; `temporary` as in [`LockedTarget`]. Reports only
-/// errors. Returns the exit status.
-pub(crate) fn switch(pids: &[Pid], settings: Option<&Settings>, temporary: bool) -> u8 {
+/// Puts processes onto copies, or reverts them if `settings` is `None`; `temporary` as in [`LockedTarget`]. After `until` it
+/// begins with no other process, which counts as failed. Reports only errors. Returns the exit status.
+pub(crate) fn switch(
+    pids: &[Pid],
+    settings: Option<&Settings>,
+    temporary: bool,
+    until: Option<Instant>,
+) -> u8 {
+    let is_late = || until.is_some_and(|until| Instant::now() >= until);
     let Some(settings) = settings else {
         let options = Revert { quiet: true, temporary, ..Revert::default() };
-        let one = |pid, pool: &mut Pool, turn| revert_one(pid, &options, pool, turn);
-        return each("revert", pids, false, one);
+        return each("revert", pids, false, |pid, pool, turn| match is_late() {
+            true => Some(exit::FAILED),
+            false => revert_one(pid, &options, pool, turn),
+        });
     };
     let options = Attach { quiet: true, temporary, ..Attach::default() };
     let mut images = Images::default();
-    each("attach to", pids, false, |pid, pool, turn| {
-        attach_one(pid, &options, settings, None, &mut images, pool, turn)
+    each("attach to", pids, false, |pid, pool, turn| match is_late() {
+        true => Some(exit::FAILED),
+        false => attach_one(pid, &options, settings, None, &mut images, pool, turn),
     })
+}
+
+/// The plan of an attach.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Rehearsed {
+    /// How much text would become huge, in bytes.
+    pub(crate) planned: u64,
+    /// How much text is huge already, in bytes.
+    pub(crate) huge: u64,
+    /// Why the largest part of the other text would not, in words.
+    why: Option<String>,
+}
+
+impl Rehearsed {
+    /// Returns the reason for a message: empty, or with a colon before it.
+    pub(crate) fn because(&self) -> String {
+        self.why.as_ref().map_or(String::new(), |why| format!(": {why}"))
+    }
+}
+
+/// Plans an attach to a process, and changes nothing.
+///
+/// # Errors
+/// An attach could not begin, such as because this process may not trace the process.
+pub(crate) fn rehearse(pid: Pid, settings: &Settings) -> Result<Rehearsed, Failure> {
+    let one = |pid, pool: &mut Pool| {
+        let locked = LockedTarget::open_in_turn(pid, pool)?;
+        let order = locked.order(policy(settings, true)?);
+        let Treated { attached, report } = locked.treat_once(&order, &mut Images::default())?;
+        let parts = report.files.iter().flat_map(|file| &file.rest);
+        let largest = parts.max_by_key(|part| part.bytes).map(|part| part.reason.to_string());
+        let why = attached.failure.as_ref().map(ToString::to_string).or(largest);
+        Ok(Rehearsed { planned: attached.plan.huge_bytes(), huge: report.huge_bytes, why })
+    };
+    if !workers::pid_is_of_others(pid) {
+        return one(pid, &mut Pool::default());
+    }
+    let gave_up = |_, failure: &Failure| Err(failure.clone());
+    let gone = || Err(Failure::new(FailureKind::TargetGone, ""));
+    workers::each_apart(&[pid], LONGEST, one, gave_up).pop().unwrap_or_else(gone)
 }
 
 /// Warns if the lock against other TiExecs is missing.

@@ -1,10 +1,11 @@
 //! A benchmark of a running process, which attaches and reverts in alternation, with one slice of time for each arm.
 
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use tiexec_agent::state;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
 use tiexec_engine::locked_target::{LOOKING, has_text_of_ours};
@@ -15,7 +16,7 @@ use tiexec_sys::{Pid, areas, interrupt, process, thp};
 
 use super::child;
 use super::{Arm, Figure, Measured, Rounds, Subject, Workload};
-use crate::ctl::{failed, has_text};
+use crate::ctl::{canary, failed, has_text};
 use crate::exit;
 use crate::options::Bench;
 use crate::stdio::warn;
@@ -56,6 +57,10 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     })?;
     let metric = options.metric.as_deref().unwrap_or_default();
     let mut slices = Slices { options, pid, process, tiexecctl, metric, switched: false };
+    if let Some(running) = canary::running_on(pid, Path::new(state::DIRECTORY)) {
+        warn(format_args!("cannot measure process {}: {running}", pid.as_raw_nonzero()));
+        return Err(exit::FAILED);
+    }
     // Huge pages of the file's page cache exist in both arms, so they do not count.
     if has_text_of_ours(&slices.process) {
         warn(format_args!(

@@ -1,21 +1,24 @@
 //! The processes of a canary, which all switch together and are all reverted at the end.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
-use tiexec_agent::canary::{Member, Turn};
+use tiexec_agent::canary::{Member, Runner, Turn};
+use tiexec_agent::state;
 use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::{maps, stat};
 use tiexec_engine::locked_target::{LOOKING, look_for_text_of_ours, start_time};
-use tiexec_remap::workers;
+use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, areas, thp};
+use tiexec_sys::{Pid, areas, process, thp};
 
 use super::super::has_text;
+use super::super::targets::failed;
 use super::cpu::CpuTime;
 use super::selection::{Selection, used};
-use super::{End, attach};
+use super::{End, attach, running_on};
 use crate::exit;
 use crate::stdio::warn;
 
@@ -26,6 +29,16 @@ pub(super) enum Arm {
     Plain,
     /// Copies of the text, on huge pages.
     Copies,
+}
+
+impl Arm {
+    /// Returns the arm in words.
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Plain => "base pages",
+            Self::Copies => "copies",
+        }
+    }
 }
 
 /// Most scans for new processes in one switch.
@@ -49,6 +62,9 @@ pub(super) struct Live<'a> {
     cpu: CpuTime,
     arm: Arm,
     switches: usize,
+    /// The time of all switches, and of the longest one.
+    switching: Duration,
+    longest_switch: Duration,
 }
 
 impl<'a> Live<'a> {
@@ -100,7 +116,55 @@ impl<'a> Live<'a> {
             cpu,
             arm: Arm::Plain,
             switches: 0,
+            switching: Duration::ZERO,
+            longest_switch: Duration::ZERO,
         })
+    }
+
+    /// Writes down what this canary works on, for others that want to begin one.
+    ///
+    /// # Errors
+    /// The exit status. The message is on stderr already.
+    pub(super) fn announce(&mut self, max: Duration) -> Result<(), u8> {
+        let unit = ProcDir::of(self.main).ok().and_then(|process| systemd_units::of(&process));
+        let unit = unit.map(|units| units.user.map_or(units.system, |user| user.name));
+        let unit = unit.map_or(String::new(), |unit| format!(", unit {}", unit.shown()));
+        let (pid, since) = (self.main.as_raw_nonzero(), state::now());
+        let runner = Runner {
+            pid: process::this().as_raw_nonzero().get(),
+            subject: format!("process {pid} ({}{unit})", self.exe.shown()),
+            since,
+            until: since.saturating_add(max.as_secs().saturating_add(1)),
+        };
+        self.turn.announce(runner).map_err(|why| {
+            warn(format_args!("cannot begin a canary: {why}"));
+            exit::FAILED
+        })
+    }
+
+    /// Checks, without a change, that this process may attach to the processes, and that text of the main one can be
+    /// copied.
+    ///
+    /// # Errors
+    /// The exit status. The message is on stderr already.
+    pub(super) fn must_be_possible(&self) -> Result<(), u8> {
+        let named = self.named.iter().flatten().filter_map(|&(pid, _)| Pid::from_raw(pid));
+        for pid in named.filter(|pid| *pid != self.main).chain([self.main]) {
+            match attach::rehearse(pid, self.settings) {
+                Err(failure) => return Err(failed("alternate", pid, &failure)),
+                Ok(rehearsed) if pid == self.main && rehearsed.planned == 0 => {
+                    let pid = pid.as_raw_nonzero();
+                    warn(format_args!(
+                        "cannot alternate process {pid}: none of its text can be copied to huge pages{}; \
+                         fix: tiexecctl inspect {pid} says more",
+                        rehearsed.because()
+                    ));
+                    return Err(exit::FAILED);
+                }
+                Ok(_) => {}
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn main(&self) -> Pid {
@@ -123,6 +187,14 @@ impl<'a> Live<'a> {
         self.switches
     }
 
+    pub(super) fn switching(&self) -> Duration {
+        self.switching
+    }
+
+    pub(super) fn longest_switch(&self) -> Duration {
+        self.longest_switch
+    }
+
     /// Returns the arguments that select the same processes.
     pub(super) fn words(&self) -> String {
         self.selection.words()
@@ -136,13 +208,16 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// Lists the present processes. If the oldest process has ended, the service has crashed or was restarted, and the
-    /// canary does not switch it again.
-    fn pids(&self) -> Result<Vec<Pid>, End> {
+    /// Checks that the oldest process lives. If it has ended, the service has crashed or was restarted, and the canary
+    /// does not switch it again.
+    pub(super) fn must_live(&self) -> Result<(), End> {
         let eldest = Pid::from_raw(self.eldest.0).and_then(|pid| member(&pid));
-        if eldest != Some(self.eldest) {
-            return Err(End::Gone);
-        }
+        if eldest == Some(self.eldest) { Ok(()) } else { Err(End::Gone) }
+    }
+
+    /// Lists the present processes.
+    fn pids(&self) -> Result<Vec<Pid>, End> {
+        self.must_live()?;
         let mut pids = self.selection.now().map_err(End::Failed)?;
         pids.retain(|pid| {
             let member = member(pid);
@@ -152,8 +227,18 @@ impl<'a> Live<'a> {
         if pids.is_empty() { Err(End::Gone) } else { Ok(pids) }
     }
 
-    /// Switches all processes, including those that start meanwhile.
-    pub(super) fn switch(&mut self, arm: Arm) -> Result<(), End> {
+    /// Switches all processes, including those that start meanwhile. After `until` it begins with no other process.
+    /// Returns whether all had their turn.
+    pub(super) fn switch(&mut self, arm: Arm, until: Option<Instant>) -> Result<bool, End> {
+        let begun = Instant::now();
+        let switched = self.switch_until(arm, until);
+        let took = begun.elapsed();
+        self.switching += took;
+        self.longest_switch = self.longest_switch.max(took);
+        switched
+    }
+
+    fn switch_until(&mut self, arm: Arm, until: Option<Instant>) -> Result<bool, End> {
         let mut done = BTreeSet::new();
         self.arm = arm;
         self.switches += 1;
@@ -171,18 +256,23 @@ impl<'a> Live<'a> {
                 })?;
             }
             let settings = (arm == Arm::Copies).then_some(self.settings);
-            match attach::switch(&pids, settings, true) {
+            let status = attach::switch(&pids, settings, true, until);
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(false);
+            }
+            match status {
                 exit::OK | exit::PARTIAL | exit::GONE => {}
-                status => return Err(End::Failed(status)),
+                // A process that ends during its switch may fail in another way.
+                status => return Err(self.must_live().err().unwrap_or(End::Failed(status))),
             }
         }
-        self.pids().map(drop)
+        self.pids().map(|_| true)
     }
 
     /// Puts all processes onto copies for good.
     pub(super) fn keep(&mut self) -> Result<(), End> {
-        self.switch(Arm::Copies)?;
-        match attach::switch(&self.pids()?, Some(self.settings), false) {
+        self.switch(Arm::Copies, None)?;
+        match attach::switch(&self.pids()?, Some(self.settings), false, None) {
             exit::OK | exit::PARTIAL | exit::GONE => Ok(()),
             status => Err(End::Failed(status)),
         }
@@ -232,7 +322,7 @@ impl<'a> Live<'a> {
             self.turn.clear();
             return Ok(());
         }
-        let _said = self.switch(Arm::Plain);
+        let _said = self.switch(Arm::Plain, None);
         // The selection no longer contains some members, such as a process that left the unit.
         let lives = |&(pid, begun): &Member| {
             Pid::from_raw(pid)
@@ -243,7 +333,7 @@ impl<'a> Live<'a> {
         };
         let others = left(self.members.iter().filter_map(lives).collect());
         if !others.is_empty() {
-            let _said = attach::switch(&others, None, true);
+            let _said = attach::switch(&others, None, true, None);
         }
         match left(others).first() {
             None => {
@@ -273,6 +363,11 @@ fn member(pid: &Pid) -> Option<Member> {
 /// huge pages.
 fn can_alternate(pid: Pid, process: &ProcDir, first: bool) -> Result<(), u8> {
     let number = pid.as_raw_nonzero();
+    // A canary with another directory of verdicts.
+    if let Some(running) = running_on(pid, Path::new(state::DIRECTORY)) {
+        warn(format_args!("cannot alternate process {number}: {running}"));
+        return Err(exit::FAILED);
+    }
     if look_for_text_of_ours(process) == Some(true) {
         warn(format_args!(
             "cannot alternate process {number}: it has text on huge pages by tiexec already; \

@@ -9,30 +9,33 @@ mod verdicts;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tiexec_advise::canary::Finding;
 use tiexec_advise::compare::duration;
 use tiexec_advise::sequential::{CONFIDENCE, Interval, Sequence, Verdict};
-use tiexec_agent::canary::{Canaries, Turn};
+use tiexec_agent::canary::{Canaries, Runner, Turn};
 use tiexec_agent::decide::build_of;
 use tiexec_agent::off::{self, Off};
 use tiexec_agent::rules::Rules;
 use tiexec_agent::state::{Build, now};
-use tiexec_agent::verdicts::subject;
+use tiexec_agent::verdicts::{FEWEST_PAIRS, subject};
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
 use tiexec_core::value::parse_duration;
+use tiexec_engine::locked_target::start_time;
 use tiexec_engine::settings::{CONFIG_FILE, MachineSettings};
-use tiexec_sys::interrupt;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, interrupt};
+use tiexec_tracee::clock;
 
 use self::live::{Arm, Live};
 use self::selection::Selection;
 use self::source::{Counter, Guard, Refusal, Server};
 use super::progress::Progress;
-use super::{attach, print};
+use super::{attach, date, print};
 use crate::exit;
 use crate::options::{Canary, LaunchSettings};
 use crate::settings;
@@ -44,8 +47,8 @@ const WASHOUTS: u32 = 6;
 /// The same for Prometheus, which usually scrapes a service every 15 s.
 const SLICE_OF_PROMETHEUS: Duration = Duration::from_secs(60);
 const WASHOUTS_OF_PROMETHEUS: u32 = 3;
-/// The fewest pairs after which a verdict can be known.
-const FEWEST_PAIRS: u32 = 10;
+/// The longest switch of all processes. Services of many processes take the longest.
+const LONGEST_SWITCH: Duration = Duration::from_secs(30);
 /// The canary ends after this number of pairs in a row that cannot be measured.
 const MOST_UNMEASURED: usize = 3;
 
@@ -116,6 +119,7 @@ struct Pairs {
 }
 
 fn prove(options: &Canary) -> Result<u8, u8> {
+    let begun = Instant::now();
     let (selection, settings, options) = match &options.rule {
         None => (Selection::Targets(options.targets.clone()), settings(options)?, options.clone()),
         Some(name) => of_rule(name, options)?,
@@ -135,13 +139,15 @@ fn prove(options: &Canary) -> Result<u8, u8> {
         exit::USAGE
     })?;
     must_have_time(options, &counter)?;
-    let canaries = Canaries::open(&options.state_dir).map_err(|why| {
-        warn(format_args!("cannot begin a canary: {why}"));
-        exit::FAILED
-    })?;
+    let canaries = verdicts::open(&options.state_dir, "begin a canary")?;
     let turn = begin(&canaries)?;
     take_back(&turn)?;
-    let live = Live::find(selection, &settings, turn)?;
+    // The verdict of this canary must find room at its end.
+    canaries.verdicts().1.iter().for_each(warn);
+    let mut live = Live::find(selection, &settings, turn)?;
+    live.announce(options.max)?;
+    live.must_be_possible()?;
+    let asked = Instant::now();
     counter.read().map_err(|refusal| {
         let command = options.counter.as_deref().unwrap_or_default();
         match refusal.is_no_command {
@@ -150,6 +156,7 @@ fn prove(options: &Canary) -> Result<u8, u8> {
         }
         exit::FAILED
     })?;
+    let answered_in = asked.elapsed();
     for guard in &guards {
         if let Some(Refusal { why, is_no_command }) = guard.objects() {
             if is_no_command {
@@ -166,7 +173,9 @@ fn prove(options: &Canary) -> Result<u8, u8> {
         exit::FAILED
     })?;
     interrupt::catch();
-    Ok(Run::new(options, &settings, live, counter, guards, build).finish(&canaries))
+    let mut run = Run::new(options, &settings, live, counter, guards, build);
+    (run.begun, run.longest_look) = (begun, answered_in);
+    Ok(run.finish(&canaries))
 }
 
 /// Refuses if TIEXEC or the configuration file says off, as an attach does.
@@ -229,7 +238,7 @@ fn must_have_time(options: &Canary, counter: &Counter) -> Result<(), u8> {
 /// before each slice. `None` if the option accepts no value that is so long.
 fn enough(slice: Duration) -> Option<String> {
     // The switches take time, too: add a tenth.
-    let seconds = ((1 + 2 * FEWEST_PAIRS) * slice).mul_f64(1.1).as_secs() + 1;
+    let seconds = slice.mul_f64((1 + 2 * FEWEST_PAIRS) as f64 * 1.1).as_secs() + 1;
     let text =
         if seconds <= 120 { format!("{seconds}s") } else { format!("{}m", seconds.div_ceil(60)) };
     parse_duration(&text).is_ok().then_some(text)
@@ -240,7 +249,11 @@ fn begin(canaries: &Canaries) -> Result<Turn<'_>, u8> {
     match canaries.begin() {
         Ok(Some(turn)) => Ok(turn),
         Ok(None) => {
-            warn("cannot begin a canary: there is one already; fix: wait for its end");
+            let what = match canaries.runner() {
+                Some(runner) => running(&runner),
+                None => "another one has just begun; fix: wait for its end".to_owned(),
+            };
+            warn(format_args!("cannot begin a canary: {what}"));
             Err(exit::FAILED)
         }
         Err(why) => {
@@ -248,6 +261,23 @@ fn begin(canaries: &Canaries) -> Result<Turn<'_>, u8> {
             Err(exit::FAILED)
         }
     }
+}
+
+/// Describes a running canary, with the fix.
+fn running(Runner { pid, subject, since, until }: &Runner) -> String {
+    let (subject, since, until) = (subject.shown(), date::of(*since), date::of(*until));
+    format!(
+        "the canary of process {pid} alternates {subject} since {since}; \
+         fix: wait for its end, which comes by {until}"
+    )
+}
+
+/// Describes the running canary that works on a process, with the fix; `None` if there is none, or if this user may not
+/// know of it.
+pub(super) fn running_on(pid: Pid, state_dir: &Path) -> Option<String> {
+    let canaries = Canaries::open_existing(state_dir)?;
+    let begun = start_time(&ProcDir::of(pid).ok()?)?;
+    canaries.runner_on((pid.as_raw_nonzero().get(), begun)).as_ref().map(running)
 }
 
 /// Reverts the processes of a killed canary.
@@ -379,7 +409,12 @@ struct Run<'a> {
     build: Build,
     slice: Duration,
     washout: Duration,
+    /// `--max` counts from this moment.
     begun: Instant,
+    /// The longest time that the counter has taken to answer.
+    longest_look: Duration,
+    /// The longest time that a pair has taken, with its switches and waits.
+    longest_pair: Duration,
     pairs: Pairs,
     progress: Progress,
 }
@@ -413,6 +448,8 @@ impl<'a> Run<'a> {
             slice,
             washout,
             begun: Instant::now(),
+            longest_look: Duration::ZERO,
+            longest_pair: Duration::ZERO,
             pairs: Pairs { per_cpu, per_second, left_out: 0, why: None },
             progress: Progress::default(),
         }
@@ -443,35 +480,81 @@ impl<'a> Run<'a> {
             status = exit::PARTIAL;
         }
         drop(std::mem::take(&mut self.progress));
-        if matches!(end, End::Known | End::Time) {
-            let found = self.finding(verdict);
-            if let Some(why) = found.and_then(|finding| canaries.keep(vec![finding])) {
-                warn(format_args!("cannot keep the verdict: {why}"));
+        // A canary that ended early leaves no verdict.
+        let found = matches!(end, End::Known | End::Time).then(|| self.finding(verdict));
+        let is_known = matches!(found, Some(Ok(_)));
+        let unkept = match found {
+            None => None,
+            Some(Err(why)) => Some(why),
+            Some(Ok(finding)) => canaries.keep(vec![finding]).inspect(|_| {
                 status = status.max(exit::PARTIAL);
-            }
-        }
+            }),
+        };
         let told = if self.options.json {
-            print(&(escape::json(&self.json(&end, verdict, is_kept)) + "\n"))
+            let mut json = self.json(&end, verdict, is_kept);
+            json["verdict_kept"] = (is_known && unkept.is_none()).into();
+            if let Some(why) = unkept {
+                json["reason"] = why.into();
+            }
+            print(&(escape::json(&json) + "\n"))
         } else {
-            print(&self.words(&end, verdict, is_kept))
+            let mut words = self.words(&end, verdict, is_kept);
+            if let Some(why) = unkept {
+                words += &format!("  the verdict is not kept: {}\n", why.shown());
+            }
+            print(&words)
         };
         status.max(told)
+    }
+
+    /// Returns the time that is left for all but the last switch, which puts the file's own text back.
+    fn left(&self) -> Duration {
+        let left = self.options.max.saturating_sub(self.begun.elapsed());
+        left.saturating_sub(self.live.longest_switch())
+    }
+
+    /// Returns how long a pair may take.
+    fn pair_takes(&self) -> Duration {
+        let waits = 2 * self.live.longest_switch() + 4 * self.longest_look;
+        (2 * (self.slice + self.washout) + waits).max(self.longest_pair)
+    }
+
+    /// Switches all processes, within a limit.
+    fn switch(&mut self, arm: Arm) -> Result<(), End> {
+        let (left, longest) = (self.left(), clock::limit(LONGEST_SWITCH));
+        self.progress.at(|| format!("switches all processes to {}", arm.as_str()));
+        if self.live.switch(arm, Some(Instant::now() + left.min(longest)))? {
+            return Ok(());
+        }
+        if left < longest {
+            return Err(End::Time);
+        }
+        warn(format_args!(
+            "cannot alternate {}: a switch to {} took more than {longest:?}; \
+             fix: select fewer processes, by their PIDs",
+            self.live.exe().shown(),
+            arm.as_str()
+        ));
+        Err(End::Failed(exit::FAILED))
     }
 
     fn measure(&mut self) -> Result<(), End> {
         // The first slice of copies does not count. It lets the kernel find memory for the copies, and proves that the
         // program has text to copy.
-        self.live.switch(Arm::Copies)?;
+        self.switch(Arm::Copies)?;
         self.live.must_be_on_copies()?;
         self.sleep(self.washout + self.slice)?;
         let mut unmeasured = 0;
         let mut next_line = 6;
         loop {
-            let pair = 2 * (self.slice + self.washout);
-            if self.begun.elapsed() + pair > self.options.max {
+            // A pair that cannot end in time is not begun.
+            if self.pair_takes() > self.left() {
                 return Err(End::Time);
             }
-            match self.pair() {
+            let began = Instant::now();
+            let pair = self.pair();
+            self.longest_pair = self.longest_pair.max(began.elapsed());
+            match pair {
                 Err(Unmeasured::End(end)) => return Err(end),
                 Ok([plain, copies]) => {
                     unmeasured = 0;
@@ -479,6 +562,7 @@ impl<'a> Run<'a> {
                     self.pairs.per_second.push((copies.per_second / plain.per_second).ln());
                 }
                 Err(Unmeasured::Why(why)) => {
+                    self.live.must_live()?;
                     unmeasured += 1;
                     self.pairs.left_out += 1;
                     if unmeasured == MOST_UNMEASURED {
@@ -493,7 +577,6 @@ impl<'a> Run<'a> {
                 return Ok(());
             }
             let line = self.line();
-            self.progress.at(|| line.clone());
             if self.pairs.per_cpu.pairs() >= next_line && !self.options.json {
                 next_line *= 2;
                 self.progress.unless_shown(&line);
@@ -512,7 +595,7 @@ impl<'a> Run<'a> {
 
     fn slice(&mut self, arm: Arm) -> Result<Figures, Unmeasured> {
         if self.live.arm() != arm {
-            self.live.switch(arm)?;
+            self.switch(arm)?;
             self.sleep(self.washout)?;
         }
         let before = self.look()?;
@@ -534,8 +617,11 @@ impl<'a> Run<'a> {
         Err(Unmeasured::Why(why))
     }
 
-    fn look(&self) -> Result<Reading, Unmeasured> {
-        let count = self.counter.read().map_err(|refusal| {
+    fn look(&mut self) -> Result<Reading, Unmeasured> {
+        let asked = Instant::now();
+        let count = self.counter.read();
+        self.longest_look = self.longest_look.max(asked.elapsed());
+        let count = count.map_err(|refusal| {
             interrupt::signal()
                 .map_or(Unmeasured::Why(refusal.why), |signal| Unmeasured::End(End::Signal(signal)))
         })?;
@@ -544,8 +630,11 @@ impl<'a> Run<'a> {
         Ok(Reading { count, used, at: Instant::now() })
     }
 
-    /// Sleeps, and checks the guards meanwhile.
-    fn sleep(&self, time: Duration) -> Result<(), End> {
+    /// Sleeps, and checks the guards and the service meanwhile. If `--max` leaves too little time, does not sleep.
+    fn sleep(&mut self, time: Duration) -> Result<(), End> {
+        if time > self.left() {
+            return Err(End::Time);
+        }
         let end = Instant::now() + time;
         loop {
             if let Some(signal) = interrupt::signal() {
@@ -560,10 +649,13 @@ impl<'a> Run<'a> {
                     return Err(signal.map_or(End::Guard(why), End::Signal));
                 }
             }
+            self.live.must_live()?;
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(());
             }
+            let line = self.line();
+            self.progress.at(|| line);
             interrupt::sleep(left.min(Duration::from_secs(1)));
         }
     }
@@ -571,6 +663,10 @@ impl<'a> Run<'a> {
     /// Returns the progress line: the present estimate, and the time until the verdict.
     fn line(&self) -> String {
         let pairs = self.pairs.per_cpu.pairs();
+        if pairs == 0 {
+            let takes = duration(self.pair_takes().as_secs_f64());
+            return format!("measures the first pair, which takes {takes}");
+        }
         let per_pair = self.begun.elapsed().as_secs_f64() / pairs.max(1) as f64;
         let time = |more: usize| duration(more as f64 * per_pair);
         let left = match self.pairs.per_cpu.forecast() {
@@ -592,14 +688,25 @@ impl<'a> Run<'a> {
         format!("{pairs} pairs: {per_cpu} per CPU second{wall}{left}")
     }
 
-    /// Returns the finding to keep; `None` if the processes do not run one build.
-    fn finding(&self, verdict: Verdict) -> Option<Finding> {
-        let process = ProcDir::of(self.live.main()).ok()?;
-        if build_of(&process).as_ref() != Ok(&self.build) {
-            warn("the program was replaced meanwhile: the verdict is not kept");
-            return None;
+    /// Returns the finding to keep.
+    ///
+    /// # Errors
+    /// The reason to keep none: there were too few pairs, or the processes do not run the build any more.
+    fn finding(&self, verdict: Verdict) -> Result<Finding, String> {
+        if self.pairs.per_cpu.pairs() < FEWEST_PAIRS {
+            let fix = match enough(self.pair_takes() / 2) {
+                Some(enough) => format!("--max={enough}, or a shorter --slice"),
+                None => "a shorter --slice".to_owned(),
+            };
+            return Err(format!("it takes {FEWEST_PAIRS} pairs; fix: use {fix}"));
         }
-        Some(Finding {
+        let build = ProcDir::of(self.live.main()).map_err(|error| error.to_string());
+        if build.and_then(|process| build_of(&process)).as_ref() != Ok(&self.build) {
+            return Err(
+                "the program was replaced meanwhile; fix: start the canary again".to_owned()
+            );
+        }
+        Ok(Finding {
             subject: subject(&self.build, self.settings),
             verdict,
             keep_above: self.options.keep_above,
@@ -625,6 +732,7 @@ impl<'a> Run<'a> {
             End::Gone => " (the service has ended, or was restarted)".to_owned(),
             End::Failed(_) => " (it failed)".to_owned(),
         };
+        let (switching, longest) = (self.live.switching(), self.live.longest_switch());
         text += &format!(
             "\n  work per CPU second: {}, by the time of the {}\n  work per second:     {}\n  {} pairs",
             times(per_cpu.interval()),
@@ -640,7 +748,12 @@ impl<'a> Run<'a> {
         if let (true, Some(why)) = (*left_out > 0, why) {
             text += &format!("; {left_out} left out, the last because {}", why.shown());
         }
-        text.push('\n');
+        text += &format!(
+            "\n  {} switches in {:.1} s, the longest in {:.1} s\n",
+            self.live.switches(),
+            switching.as_secs_f64(),
+            longest.as_secs_f64()
+        );
         if is_kept {
             text +=
                 &format!("  the copies are kept; undo: tiexecctl revert {}\n", self.live.words());
@@ -675,6 +788,8 @@ impl<'a> Run<'a> {
             "slice_s": self.slice.as_secs_f64(),
             "lasted_s": self.begun.elapsed().as_secs_f64(),
             "switches": self.live.switches(),
+            "switching_s": self.live.switching().as_secs_f64(),
+            "longest_switch_s": self.live.longest_switch().as_secs_f64(),
             "subject": subject(&self.build, self.settings),
         })
     }

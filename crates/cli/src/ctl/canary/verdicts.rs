@@ -44,21 +44,27 @@ impl Export {
     }
 }
 
+/// Opens the directory of the verdicts, and makes it if need be.
+///
+/// # Errors
+/// The exit status. The message is on stderr already.
+pub(super) fn open(state_dir: &Path, doing: &str) -> Result<Canaries, u8> {
+    Canaries::open(state_dir).map_err(|why| {
+        warn(format_args!("cannot {doing}: {why}"));
+        // If only the directory itself is missing, its parent does not let this user create it.
+        let denied = match state_dir.metadata() {
+            Ok(found) => found.is_dir(),
+            Err(error) => {
+                error.kind() == ErrorKind::PermissionDenied
+                    || state_dir.parent().is_some_and(Path::is_dir)
+            }
+        };
+        if denied { exit::NOT_PERMITTED } else { exit::FAILED }
+    })
+}
+
 pub(super) fn run(command: &CanaryCommand, state_dir: &Path) -> u8 {
-    let open = || {
-        Canaries::open(state_dir).map_err(|why| {
-            warn(format_args!("cannot open the verdicts: {why}"));
-            // If only the directory itself is missing, its parent does not let this user create it.
-            let denied = match state_dir.metadata() {
-                Ok(found) => found.is_dir(),
-                Err(error) => {
-                    error.kind() == ErrorKind::PermissionDenied
-                        || state_dir.parent().is_some_and(Path::is_dir)
-                }
-            };
-            if denied { exit::NOT_PERMITTED } else { exit::FAILED }
-        })
-    };
+    let open = || open(state_dir, "open the verdicts");
     let done = match command {
         CanaryCommand::Export if !state_dir.exists() => Ok(Export::of(Vec::new()).print()),
         CanaryCommand::Export => open().and_then(|canaries| {

@@ -1,0 +1,90 @@
+//! A canary checks before its first switch whether it can alternate the processes, and changes nothing if it cannot.
+
+use std::path::Path;
+
+use support::attaching::{Before, ctl, eventually_untouched, switched};
+use support::child::eventually;
+use support::{Public, Run, is_root, require, tiexecctl};
+
+use crate::{Server, started};
+
+const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+
+#[test]
+fn whether_anything_can_be_huge() {
+    require!(is_root(), "files in a directory of root's");
+    let public = Public::new();
+    // Neither its text nor that of a library fills a huge page.
+    let held = Run::new("/bin/sleep", ["1000"]).plain().start();
+    eventually("it sleeps", || support::child::state(held.pid()) == Some('S'));
+    let before = Before::of(held.pid());
+    let state = public.path().join("state");
+    let (pid, dir) = (held.pid().to_string(), state.display().to_string());
+    let done = ctl(["canary", "--counter", "echo 1", "--state-dir", &dir, &pid]);
+    done.assert_code(1);
+    let says =
+        format!("cannot alternate process {pid}: none of its text can be copied to huge pages: ");
+    assert!(done.err().contains(&says), "{done}");
+    assert!(done.err().contains(&format!("; fix: tiexecctl inspect {pid} says more")), "{done}");
+    assert_eq!(done.out(), "", "{done}");
+    assert!(!state.join("canary.json").exists(), "{done}");
+    eventually_untouched(held.pid(), &before);
+}
+
+#[test]
+fn whether_it_may_attach() {
+    require!(is_root(), "another user needs root");
+    let server = Server::start(100, 0);
+    let before = Before::of(server.pid());
+    let public = Public::new();
+    let ctl = public.add(tiexecctl(), "tiexecctl", 0o755).display().to_string();
+    let own = public.path().join("own");
+    std::fs::create_dir(&own).expect("a directory");
+    std::os::unix::fs::chown(&own, Some(65534), Some(65534)).expect("chown");
+    let roots = public.path().join("roots");
+    std::fs::create_dir(&roots).expect("a directory");
+    support::chmod(&roots, 0o700);
+    for (state, says) in [(&own, "cannot alternate process "), (&roots, "cannot begin a canary: ")]
+    {
+        let (pid, state) = (server.pid().to_string(), state.display().to_string());
+        let words = ["canary", "--counter", "echo 1", "--state-dir", &state, &pid];
+        let done = Run::new(&ctl, words).plain().behind(NOBODY).output();
+        done.assert_code(5);
+        assert!(done.err().contains(says) && done.err().contains("; fix: "), "{done}");
+        assert_eq!(done.out(), "", "{done}");
+    }
+    eventually_untouched(server.pid(), &before);
+    server.finish();
+}
+
+/// The canary of another directory of verdicts would otherwise call the copies those of an attach, and a benchmark would
+/// switch the process in the slices of the canary.
+#[test]
+fn whether_another_canary_works_on_the_process() {
+    require!(is_root(), "the verdicts of the machine, hidden by a directory of the test's own");
+    let server = Server::start(100, 0);
+    support::store::own_run();
+    support::store::tmpfs(Path::new("/var/lib"), "mode=0755");
+    let (pid, counter) = (server.pid().to_string(), server.counter());
+    let words = ["canary", "--slice=400ms", "--keep-above=2", "--counter", &counter, &pid];
+    let mut canary = started(&words.map(str::to_owned));
+    server.eventually_on_copies(&mut canary);
+    let bench = ["bench", "-r", "6", "--metric=echo 1", "--attach", &pid];
+    for (done, cannot) in [(server.canary(&[]), "alternate"), (ctl(bench), "measure")] {
+        done.assert_code(1);
+        let says = format!(
+            "cannot {cannot} process {pid}: the canary of process {} alternates process {pid} ({}",
+            canary.pid(),
+            server.copy.path().display()
+        );
+        assert!(done.err().contains(&says), "{done}");
+        assert!(done.err().contains("; fix: wait for its end, which comes by "), "{done}");
+    }
+    assert!(!canary.has_ended(), "{}", canary.err_text());
+    canary.signal(libc::SIGTERM);
+    canary.finish().assert_code(128 + libc::SIGTERM);
+    assert_eq!(switched(server.pid()), 0);
+    // The record of a killed canary, or of an ended one, hinders nobody.
+    ctl(bench).assert_code(0);
+    server.finish();
+}
