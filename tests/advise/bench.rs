@@ -3,12 +3,14 @@
 //! The figures here are planted, so that no result depends on the speed of the machine. That real times with their noise
 //! give the right results, and no false ones, is tested on drawn figures (`crates/advise/src/compare.rs`).
 
+use std::path::Path;
+
 use serde_json::Value;
 
 use support::attaching::{attach, ctl, joined, json, small, started, switched};
 use support::child::eventually;
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
-use support::{Done, Fresh, Held, Kind, Run, program, require, tiexecctl};
+use support::{Done, Fresh, Held, Kind, Run, is_root, program, require, tiexecctl};
 
 /// A metric of `work`, which does not depend on time.
 const COST: &str = "--metric=cost ([0-9]+)";
@@ -38,7 +40,7 @@ fn a_difference_is_found_and_none_is_invented() {
 /// The processes of the warm-up live long enough for a look at their text.
 #[test]
 fn huge_text_is_seen_in_the_warm_up() {
-    let args = ["bench", "--json", "-r", "1", "-w", "2", "--option=--backing=image"];
+    let args = ["bench", "--json", "-r", "6", "-w", "2", "--option=--backing=image"];
     let done = ctl([&args[..], &["--", &work(), "3000000", "0"]].concat());
     done.assert_code(0);
     let bench = json(&done);
@@ -72,9 +74,54 @@ fn the_json_has_what_the_manual_says() {
     for words in ["6 rounds", "PLAIN", "TIEXEC", "wall time", "page faults"] {
         assert!(done.out().contains(words), "{words}: {done}");
     }
-    let done = ctl(["bench", "-r", "2", "-w", "0", "--", "true"]);
-    done.assert_code(0);
-    assert!(done.out().contains("too few rounds"), "{done}");
+    // Each row has its unit once, and the ranges begin at one place.
+    let text = done.out();
+    let rows = text.lines().skip_while(|line| !line.starts_with("MEDIAN")).skip(1);
+    let rows: Vec<&str> = rows.take(metrics.len()).collect();
+    let starts: Vec<usize> = rows
+        .iter()
+        .map(|row| row.chars().position(|letter| letter == '(').expect("a range"))
+        .collect();
+    assert!(starts.windows(2).all(|two| two[0] == two[1]), "{done}");
+    let wall = rows.iter().find(|row| row.starts_with("wall time, ")).expect("the time");
+    let figures = wall.split_once('(').expect("a range").1;
+    let units = figures.split(['(', ')', '–', ' ']).filter(|word| ["s", "ms"].contains(word));
+    assert_eq!(units.count(), 0, "{done}");
+}
+
+#[test]
+fn too_few_rounds_are_not_begun() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let ran = dir.path().join("ran").display().to_string();
+    for (rounds, says) in
+        [("5", "cannot compare by 5 rounds: "), ("1", "cannot compare by 1 round: ")]
+    {
+        let done = ctl(["bench", "-r", rounds, "--", "touch", &ran]);
+        done.assert_code(2);
+        assert!(done.err().contains(says), "{done}");
+        assert!(done.err().contains("it takes 6; fix: -r 6 or more"), "{done}");
+    }
+    assert!(!dir.path().join("ran").exists());
+}
+
+/// The second run is the first one by TiExec.
+#[test]
+fn without_huge_text_it_ends_after_the_first_run() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let count = dir.path().join("count");
+    let args = ["bench", "--option=--backing=off", "--", "sh", "-c", "echo >>\"$0\"; sleep 1.1"];
+    let done = ctl([&args[..], &[&count.to_string_lossy()]].concat());
+    done.assert_code(1);
+    assert!(done.err().contains("by tiexec no text was seen on huge pages; fix: "), "{done}");
+    assert_eq!(done.out(), "", "{done}");
+    assert_eq!(std::fs::read(&count).expect("the count").len(), 2, "{done}");
+    let copy = small("work", Kind::DynamicNoPie);
+    let (held, cat) = counting(&copy, &dir);
+    let (pid, before) = (held.pid().to_string(), joined(held.pid()));
+    let done = ctl(["bench", "--option=--backing=off", "--attach", &pid, &cat]);
+    assert_ne!(done.end().0, Some(0), "{done}");
+    assert_eq!(done.out(), "", "{done}");
+    assert_eq!(joined(held.pid()), before);
 }
 
 /// The metric of one way is at times several times that of the other. The bench claims nothing, and says how many
@@ -142,30 +189,30 @@ fn which_way_is_better() {
 #[test]
 fn commands_that_fail() {
     let failing = ["--", "sh", "-c", "echo its last words >&2; exit 3"];
-    let done = ctl([&["bench", "-r", "2"][..], &failing].concat());
+    let done = ctl([&["bench", "-r", "6"][..], &failing].concat());
     done.assert_code(1);
     for words in ["cannot measure sh: ", "exit status: 3", "its last words", "--ignore-failure"] {
         assert!(done.err().contains(words), "{words}: {done}");
     }
-    let silent = ctl(["bench", "-r", "2", "--", "false"]);
+    let silent = ctl(["bench", "-r", "6", "--", "false"]);
     assert_eq!(silent.err().lines().count(), 1, "{silent}");
     // `--ignore-failure` does not help if tiexec refuses an option.
-    let refused = ctl(["bench", "-r", "2", "--option=--nonsense", "--", "true"]);
+    let refused = ctl(["bench", "-r", "6", "--option=--nonsense", "--", "true"]);
     refused.assert_code(1);
     assert!(refused.err().contains("; fix: leave out the --option that tiexec refuses"));
     assert!(!refused.err().contains("--ignore-failure"), "{refused}");
-    ctl([&["bench", "-r", "2", "-w", "0", "-i"][..], &failing].concat()).assert_code(0);
-    let done = ctl(["bench", "-r", "2", "--", "/nonexistent/program"]);
+    ctl([&["bench", "-r", "6", "-w", "0", "-i"][..], &failing].concat()).assert_code(0);
+    let done = ctl(["bench", "-r", "6", "--", "/nonexistent/program"]);
     done.assert_code(1);
     assert!(done.err().contains("cannot run /nonexistent/program: "), "{done}");
-    let done = ctl(["bench", "-r", "2", "--prepare", "exit 1", "--", "true"]);
+    let done = ctl(["bench", "-r", "6", "--prepare", "exit 1", "--", "true"]);
     done.assert_code(1);
     let says = "cannot run --prepare 'exit 1': it failed: exit status: 1; fix: name a command";
     assert!(done.err().contains(says), "{done}");
-    let done = ctl(["bench", "-r", "2", "--metric=(", "--", "true"]);
+    let done = ctl(["bench", "-r", "6", "--metric=(", "--", "true"]);
     done.assert_code(2);
     assert!(done.err().starts_with("tiexecctl: cannot use --metric '(': "), "{done}");
-    let done = ctl(["bench", "-r", "2", "--metric=no such", "--", "echo", "42"]);
+    let done = ctl(["bench", "-r", "6", "--metric=no such", "--", "echo", "42"]);
     done.assert_code(1);
     let says =
         "cannot measure echo by --metric 'no such': no number where it matches the output; fix: ";
@@ -182,7 +229,7 @@ fn a_metric_of_a_process_that_prints_no_number() {
     let held = Run::new(copy.path(), ["7"]).plain().hold();
     let pid = held.pid().to_string();
     for (metric, why) in [("echo x", "it printed no number"), ("false", "exit status: 1")] {
-        let done = ctl(["bench", "-r", "2", "--metric", metric, "--attach", &pid]);
+        let done = ctl(["bench", "-r", "6", "--metric", metric, "--attach", &pid]);
         done.assert_code(1);
         let says = format!("cannot measure process {pid} by --metric '{metric}': {why}; fix: ");
         assert!(done.err().contains(&says), "{done}");
@@ -210,6 +257,62 @@ fn a_failure_loses_no_round_that_was_measured() {
     done.assert_code(1);
     assert!(done.err().contains("missing/bench.json: no such file"), "{done}");
     assert!(!file.with_extension("run").exists());
+}
+
+/// The file has whole rounds at any time, not only at the end.
+#[test]
+fn a_kill_loses_no_round_of_the_file() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("bench.json");
+    let export = format!("--export-json={}", file.display());
+    let args = ["bench", "-r", "1000", "-w", "0", &export, "--", "sleep", "0.2"];
+    let mut bench = started(&[], tiexecctl(), args);
+    eventually("the first round is written", || {
+        assert!(!bench.has_ended(), "{}", bench.err_text());
+        file.exists()
+    });
+    bench.signal(libc::SIGKILL);
+    bench.finish().assert_signal(libc::SIGKILL);
+    let bench: Value =
+        serde_json::from_str(&std::fs::read_to_string(&file).expect("the figures")).expect("JSON");
+    assert!(bench["rounds"].as_u64().is_some_and(|rounds| rounds >= 1), "{bench}");
+    let page = ctl(["report", &file.to_string_lossy()]);
+    page.assert_code(0);
+}
+
+/// The command removes the directory of the file.
+#[test]
+fn figures_that_cannot_be_written_are_printed() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let to = dir.path().join("to");
+    std::fs::create_dir(&to).expect("a directory");
+    let export = format!("--export-json={}", to.join("bench.json").display());
+    let args = ["bench", "-r", "6", "-w", "0", &export, "--", "rm", "-rf", &to.to_string_lossy()];
+    let done = ctl(args);
+    done.assert_code(1);
+    assert!(done.err().contains("bench.json: no such file or directory (ENOENT)"), "{done}");
+    assert!(done.err().contains("the figures follow on standard output, as JSON"), "{done}");
+    let text = done.out();
+    let bench: Value = serde_json::from_str(text.lines().next().expect("a line")).expect("JSON");
+    assert_eq!(bench["rounds"], 6, "{bench}");
+}
+
+#[test]
+fn a_full_disk_is_seen_before_the_first_run() {
+    require!(is_root(), "a mount");
+    support::store::own_run();
+    let dir = Path::new("/run/full");
+    std::fs::create_dir(dir).expect("a directory");
+    support::store::tmpfs(dir, "size=64k");
+    std::fs::write(dir.join("other"), [1; 60 << 10]).expect("a file");
+    let ran = Path::new("/run/ran");
+    let export = format!("--export-json={}", dir.join("bench.json").display());
+    let done = ctl(["bench", &export, "--", "touch", &ran.to_string_lossy()]);
+    done.assert_code(1);
+    assert!(done.err().contains("bench.json: no space left on device (ENOSPC)"), "{done}");
+    assert!(!ran.exists(), "{done}");
+    let left: Vec<_> = std::fs::read_dir(dir).expect("a directory").flatten().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
 }
 
 #[test]
@@ -264,6 +367,7 @@ fn slices_of_a_running_process() {
     let bench = json(&done);
     assert_eq!((&bench["unit"], &bench["pid"]), (&"slice".into(), &held.pid().into()));
     let metrics = bench["metrics"].as_array().expect("metrics");
+    assert_eq!(metrics[0]["name"], "metric per CPU s", "{bench}");
     for (name, unit, better) in [
         ("metric per CPU s", "/CPU s", "more".into()),
         ("metric per s", "/s", "more".into()),
@@ -299,7 +403,7 @@ fn a_counter_that_does_not_grow() {
         (&falls, "fell from 8 to 7; fix: name a counter that only grows"),
     ] {
         let metric = format!("--metric={metric}");
-        let args = ["bench", "-r", "4", "--attach", &pid, "--counter", "--slice=20ms", &metric];
+        let args = ["bench", "-r", "6", "--attach", &pid, "--counter", "--slice=20ms", &metric];
         let done = ctl(args);
         done.assert_code(1);
         assert!(done.err().contains(says) && done.err().lines().count() == 1, "{done}");
@@ -339,20 +443,20 @@ fn interrupted_or_failing_it_leaves_the_process_as_it_was() {
     let image = format!(
         "--metric=if grep -q /memfd:tiexec: /proc/{pid}/maps; then exit 1; else echo 1; fi"
     );
-    let done = ctl(["bench", "-r", "2", "--attach", &pid, &image]);
+    let done = ctl(["bench", "-r", "6", "--attach", &pid, &image]);
     done.assert_code(1);
     assert!(done.err().contains("exit status: 1"), "{done}");
     assert_eq!(joined(held.pid()), before);
     // The benchmark also fails if another process switches the text meanwhile.
     let ctl_path = tiexecctl().display();
     let attached = format!("--metric='{ctl_path}' attach -q --backing=image {pid}; echo 1");
-    let done = ctl(["bench", "-r", "2", "--attach", &pid, &attached]);
+    let done = ctl(["bench", "-r", "6", "--attach", &pid, &attached]);
     done.assert_code(1);
     assert!(done.err().contains("somebody else"), "{done}");
     assert_eq!(joined(held.pid()), before);
     // The benchmark does not treat text that another process has switched as plain.
     attach(held.pid()).assert_code(0);
-    let done = ctl(["bench", "-r", "2", "--attach", &pid, "--metric=echo 1"]);
+    let done = ctl(["bench", "-r", "6", "--attach", &pid, "--metric=echo 1"]);
     done.assert_code(1);
     assert!(done.err().contains("already") && switched(held.pid()) > 0, "{done}");
 }
@@ -418,7 +522,7 @@ fn a_process_whose_page_cache_is_huge_can_be_measured() {
     let copy = Fresh::copy(&program("work", Kind::DynamicNoPie));
     let (held, _cat) = counting(&copy, &dir);
     let before = joined(held.pid());
-    let args = ["bench", "--json", "-r", "2", "-w", "0", "--metric=echo 1", "--attach"];
+    let args = ["bench", "--json", "-r", "6", "-w", "0", "--metric=echo 1", "--attach"];
     let done = ctl([&args[..], &[&held.pid().to_string()]].concat());
     done.assert_code(0);
     assert!(done.err().contains("on huge pages too"), "{done}");

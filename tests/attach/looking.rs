@@ -61,7 +61,7 @@ const COMMANDS: [&[&str]; 16] = [
 const SAMPLING: [&[&str]; 3] = [
     &["advise", "--duration=200ms"],
     &["report", "--duration=200ms"],
-    &["bench", "--runs=2", "--warmup=0", "--metric=echo 1", "--attach"],
+    &["bench", "--runs=6", "--warmup=0", "--metric=echo 1", "--attach"],
 ];
 
 /// Runs each command and asserts that it does not block the process.

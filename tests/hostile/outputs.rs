@@ -43,7 +43,7 @@ fn writers(out: &Path, figures: &Path) -> Vec<Run> {
     vec![
         Run::new(program("exits", Kind::DynamicPie), ["code", "0"]).options([report.as_str()]),
         ctl(&["advise", "-o", &out, "--", "true"]),
-        ctl(&["bench", "--runs=2", "--warmup=0", &export, "--", "true"]),
+        ctl(&["bench", "--runs=6", "--warmup=0", &export, "--", "true"]),
         ctl(&["report", "-o", &out, &figures]),
     ]
 }
@@ -52,7 +52,7 @@ fn writers(out: &Path, figures: &Path) -> Vec<Run> {
 fn figures(place: &Place) -> PathBuf {
     let figures = place.public.path().join("figures");
     let export = format!("--export-json={}", figures.display());
-    let args = ["bench", "--runs=2", "--warmup=0", export.as_str(), "--", "true"];
+    let args = ["bench", "--runs=6", "--warmup=0", export.as_str(), "--", "true"];
     Run::new(support::tiexecctl(), args).plain().output();
     assert!(figures.exists(), "no figures to make a page of");
     figures

@@ -69,7 +69,7 @@ fn file_size() {
     let bench = [
         "bench",
         "-r",
-        "4",
+        "6",
         "-w",
         "0",
         "--option=--backing=off",
@@ -102,7 +102,7 @@ fn file_size_of_a_program_that_is_measured() {
     let out = dir.path().join("out");
     let script = format!("echo too much > '{}'", out.display());
     let words =
-        ["bench", "-r", "4", "-w", "0", "--option=--backing=off", "--", "bash", "-c", &script];
+        ["bench", "-r", "6", "-w", "0", "--option=--backing=off", "--", "bash", "-c", &script];
     let output = under("-f 0", &words);
     assert!(said(&output).contains("signal: 25"), "{output:?}");
 }

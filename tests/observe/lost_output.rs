@@ -74,7 +74,7 @@ fn of_a_file_that_is_named() {
     let bench = bench.to_str().expect("a path");
     let off = "--option=--backing=off";
     let measured =
-        ctl(["bench", "-r", "4", "-w", "0", off, "--export-json", bench, "--", "/bin/true"]);
+        ctl(["bench", "-r", "6", "-w", "0", off, "--export-json", bench, "--", "/bin/true"]);
     measured.assert_code(0);
     let output = with(">&-", tiexecctl(), &["report", "-o", "/dev/stdout", bench]);
     let told = String::from_utf8_lossy(&output.stderr).into_owned();

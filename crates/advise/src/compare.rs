@@ -396,16 +396,35 @@ pub fn times(ratio: f64) -> String {
 
 /// Formats a figure with few digits and its unit.
 pub fn figure(value: f64, unit: &str) -> String {
-    let (value, unit) = match unit {
-        "s" if value < 1.0 => (value * 1e3, "ms"),
-        "" if value >= 1e9 => (value / 1e9, "G"),
-        "" if value >= 1e6 => (value / 1e6, "M"),
-        "/s" if value >= 1e6 => (value / 1e6, "M/s"),
-        "/CPU s" if value >= 1e6 => (value / 1e6, "M/CPU s"),
-        unit => (value, unit),
-    };
+    let Scale { factor, unit } = Scale::of(value, unit);
+    format!("{} {unit}", digits(value * factor)).trim_end().to_owned()
+}
+
+/// The factor and the unit that make a figure readable.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Scale<'a> {
+    factor: f64,
+    unit: &'a str,
+}
+
+impl<'a> Scale<'a> {
+    fn of(value: f64, unit: &'a str) -> Self {
+        let (factor, unit) = match unit {
+            "s" if value < 1.0 => (1e3, "ms"),
+            "" if value >= 1e9 => (1e-9, "G"),
+            "" if value >= 1e6 => (1e-6, "M"),
+            "/s" if value >= 1e6 => (1e-6, "M/s"),
+            "/CPU s" if value >= 1e6 => (1e-6, "M/CPU s"),
+            unit => (1.0, unit),
+        };
+        Self { factor, unit }
+    }
+}
+
+/// Formats a number with few digits.
+fn digits(value: f64) -> String {
     if value.abs() >= 1e9 || value != 0.0 && value.abs() < 0.0005 {
-        return format!("{value:.3e} {unit}").trim_end().to_owned();
+        return format!("{value:.3e}");
     }
     let digits = if value >= 1000.0 || value.fract() == 0.0 {
         0
@@ -416,8 +435,65 @@ pub fn figure(value: f64, unit: &str) -> String {
     } else {
         3
     };
-    let text = format!("{value:.digits$} {unit}");
-    text.trim_end().to_owned()
+    format!("{value:.digits$}")
+}
+
+impl Comparison {
+    /// Returns the cells of its row in a table: the name with the unit of all figures, the median and the range of each
+    /// way, the ratio, its interval, and the finding.
+    fn cells(&self) -> [String; 8] {
+        let Self { name, unit, plain, tiexec, ratio, finding, .. } = self;
+        let Scale { factor, unit } = Scale::of(plain.median, unit);
+        // The names of rates say the rest of the unit.
+        let unit = unit.trim_end_matches("/CPU s").trim_end_matches("/s").trim_end_matches("CPUs");
+        let name = if unit.is_empty() { name.clone() } else { format!("{name}, {unit}") };
+        let of = |value: f64| digits(value * factor);
+        let range = |sample: &Sample| format!("({}–{})", of(sample.lowest), of(sample.highest));
+        let word = match finding {
+            Finding::Less => "less",
+            Finding::More => "more",
+            Finding::NoDifference => "no difference seen",
+            Finding::TooNoisy => "too noisy",
+            Finding::CannotTell => "cannot tell",
+            Finding::TooFewRounds => "too few rounds",
+        };
+        let better = match self.is_better() {
+            Some(true) => ", better",
+            Some(false) => ", worse",
+            None => "",
+        };
+        let (ratio, interval) = match ratio {
+            None => ("–".to_owned(), String::new()),
+            Some(Ratio { estimate, low, high }) => {
+                (times(*estimate), format!("{}–{}", times(*low), times(*high)))
+            }
+        };
+        let (plain, of_plain) = (of(plain.median), range(plain));
+        let (tiexec, of_tiexec) = (of(tiexec.median), range(tiexec));
+        let finding = format!("{word}{better}");
+        [name, plain, of_plain, tiexec, of_tiexec, ratio, interval, finding]
+    }
+}
+
+/// Formats rows of cells, each column as wide as its widest cell. The numbers of a column end at one place, and a range
+/// stands close to the number before it.
+fn table(rows: &[[String; 8]]) -> String {
+    const NUMBERS: [bool; 8] = [false, true, false, true, false, true, false, false];
+    const GAPS: [&str; 8] = ["", "  ", " ", "  ", " ", "  ", "  ", "  "];
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
+    let widths: [usize; 8] = std::array::from_fn(|column| width(column).unwrap_or(0));
+    let mut text = String::new();
+    for row in rows {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let pad = " ".repeat(widths[column] - cell.chars().count());
+            line += GAPS[column];
+            line += &if NUMBERS[column] { pad + cell } else { cell.clone() + &pad };
+        }
+        text += line.trim_end();
+        text.push('\n');
+    }
+    text
 }
 
 impl fmt::Display for Bench {
@@ -444,39 +520,10 @@ impl fmt::Display for Bench {
             writeln!(f, "text on huge pages   not looked at: that takes a warm-up round (-w 1)")?;
         }
         let interval = format!("{:.0} % INTERVAL", confidence * 100.0);
-        writeln!(
-            f,
-            "{:<14} {:>30} {:>30}  RATIO  {interval}",
-            "MEDIAN (RANGE)", "PLAIN", "TIEXEC"
-        )?;
-        for metric in &self.metrics {
-            let Comparison { name, unit, plain, tiexec, ratio, finding, .. } = metric;
-            let shown = |sample: &Sample| {
-                let of = |value| figure(value, unit);
-                format!("{} ({}–{})", of(sample.median), of(sample.lowest), of(sample.highest))
-            };
-            write!(f, "{name:<14} {:>30} {:>30}", shown(plain), shown(tiexec))?;
-            let word = match finding {
-                Finding::Less => "less",
-                Finding::More => "more",
-                Finding::NoDifference => "no difference seen",
-                Finding::TooNoisy => "too noisy",
-                Finding::CannotTell => "cannot tell",
-                Finding::TooFewRounds => "too few rounds",
-            };
-            let better = match metric.is_better() {
-                Some(true) => ", better",
-                Some(false) => ", worse",
-                None => "",
-            };
-            match ratio {
-                None => writeln!(f, "      –  {word}")?,
-                Some(Ratio { estimate, low, high }) => {
-                    let (estimate, low, high) = (times(*estimate), times(*low), times(*high));
-                    writeln!(f, "  {estimate}  {low}–{high}  {word}{better}")?;
-                }
-            }
-        }
+        let head = ["MEDIAN (RANGE)", "PLAIN", "", "TIEXEC", "", "RATIO", &interval, ""];
+        let head = head.map(str::to_owned);
+        let rows = self.metrics.iter().map(Comparison::cells);
+        write!(f, "{}", table(&std::iter::once(head).chain(rows).collect::<Vec<_>>()))?;
         if let Some(first) = self.metrics.first() {
             writeln!(f, "{}: {}", first.name, first.words(self.round_s))?;
         }

@@ -110,6 +110,28 @@ impl Output {
         }
     }
 
+    /// Returns whether [`write`](Self::write) puts a new file in place of the old one, so that each reader finds a whole
+    /// file at any time.
+    pub fn is_replaced(&self) -> bool {
+        self.what == What::File
+    }
+
+    /// Checks that a new file of so many bytes has room. Leaves nothing.
+    ///
+    /// # Errors
+    /// The obstacle, such as ENOSPC, EDQUOT or EFBIG.
+    pub fn has_room(&self, bytes: usize) -> Result<(), Refusal> {
+        if !self.is_replaced() {
+            return Ok(());
+        }
+        let mut new = New::beside(&self.directory, &self.name, MODE)?;
+        let zeros = [0; 4096];
+        for at in (0..bytes).step_by(zeros.len()) {
+            new.file().write_all(&zeros[..zeros.len().min(bytes - at)])?;
+        }
+        Ok(())
+    }
+
     /// Takes back what [`write`](Self::write) has written: removes the file, or empties it in a directory where this user
     /// may remove none. A pipe and a device stay as they are.
     ///

@@ -6,16 +6,17 @@ mod slices;
 
 pub(super) use slices::last_number;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use tiexec_advise::compare::{Bench, Better, CONFIDENCE, Comparison, Unit};
+use tiexec_advise::compare::{Bench, Better, CONFIDENCE, Comparison, ENOUGH_ROUNDS, Unit};
 use tiexec_core::escape::AsShown;
 use tiexec_core::report::SCHEMA;
+use tiexec_engine::output::Output;
 use tiexec_sys::interrupt;
 
 use super::date;
 use super::progress::Progress;
-use super::{can_write, machine, print, write};
+use super::{machine, not_written, print, write};
 use crate::exit;
 use crate::options;
 use crate::stdio::warn;
@@ -82,6 +83,9 @@ trait Subject {
     /// The exit status. The message is on stderr already.
     fn measure(&mut self, arm: Arm, warmup: bool) -> Result<Measured, u8>;
 
+    /// Returns the command or the process.
+    fn workload(&self) -> Workload;
+
     /// Returns whether the benchmark should end before all rounds are done.
     fn is_over(&self) -> bool {
         false
@@ -100,8 +104,14 @@ struct Rounds {
 }
 
 impl Rounds {
+    /// Measures, and writes the rounds so far into the file of `--export-json`.
+    ///
+    /// # Errors
+    /// The exit status: a failure before the first round was over, or no text was put onto huge pages. The message is on
+    /// stderr already.
     fn measure(subject: &mut impl Subject, options: &options::Bench) -> Result<Self, u8> {
         let mut rounds = Self::default();
+        let mut export = Export::new(options);
         let mut progress = Progress::default();
         let (all, begun) = (options.warmup + options.runs, Instant::now());
         for round in 0..all {
@@ -114,6 +124,13 @@ impl Rounds {
                 if subject.is_over() {
                     return Ok(rounds);
                 }
+                let measured = measured.and_then(|measured| {
+                    if arm == Arm::Tiexec && measured.huge == Some(0) {
+                        say_nothing_huge(&subject.workload());
+                        return Err(exit::FAILED);
+                    }
+                    Ok(measured)
+                });
                 match measured {
                     Ok(measured) => both[arm as usize] = measured,
                     Err(status) if rounds.counted.is_empty() => return Err(status),
@@ -128,8 +145,36 @@ impl Rounds {
                 rounds.counted.push(both);
             }
             rounds.round_s = Some(begun.elapsed().as_secs_f64() / f64::from(round + 1));
+            if !rounds.counted.is_empty() {
+                export.keep(|| rounds.bench(subject.workload(), options));
+            }
         }
         Ok(rounds)
+    }
+
+    /// Returns the result of the rounds so far.
+    fn bench(&self, workload: Workload, options: &options::Bench) -> Bench {
+        let (pid, command, unit) = match workload {
+            Workload::Command(command) => (None, command, Unit::Process),
+            Workload::Process(pid, command) => (Some(pid), command, Unit::Slice),
+        };
+        Bench {
+            schema: SCHEMA,
+            kind: Bench::KIND.to_owned(),
+            command,
+            pid,
+            options: options.option.clone(),
+            unit,
+            rounds: self.counted.len(),
+            round_s: self.round_s,
+            confidence: CONFIDENCE,
+            huge_plain_bytes: self.huge[Arm::Plain as usize],
+            huge_tiexec_bytes: self.huge[Arm::Tiexec as usize],
+            machine: machine(),
+            date: Some(date::now()),
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            metrics: self.compared(),
+        }
     }
 
     fn compared(&self) -> Vec<Comparison> {
@@ -163,9 +208,60 @@ fn line(done: usize, all: usize, begun: Instant) -> String {
     format!("[{bar}] {done} of {all} runs{left}")
 }
 
+/// The file of `--export-json` while the rounds go on. If the benchmark is killed, the file has the rounds so far.
+struct Export {
+    /// `None` if the result is written only at the end: there is no file, or another kind of file, which a reader may
+    /// read meanwhile.
+    output: Option<Output>,
+    written: Option<Instant>,
+}
+
+impl Export {
+    /// The least time between two writes.
+    const PAUSE: Duration = Duration::from_secs(1);
+    /// More bytes than the figures of a round have in the file, and than everything else has.
+    const ROUND: usize = 400;
+    const REST: usize = 16 << 10;
+
+    fn new(options: &options::Bench) -> Self {
+        let path = options.export_json.as_deref();
+        let output = path.and_then(|path| Output::at(path).ok()).filter(Output::is_replaced);
+        Self { output, written: None }
+    }
+
+    /// Checks that the result can be written, and that the disk has room for it.
+    ///
+    /// # Errors
+    /// The exit status. The message is on stderr already.
+    fn check(options: &options::Bench) -> Result<(), u8> {
+        let Some(path) = options.export_json.as_deref() else { return Ok(()) };
+        let rounds = usize::try_from(options.runs).unwrap_or(usize::MAX);
+        let most = rounds.saturating_mul(Self::ROUND).saturating_add(Self::REST);
+        let checked = Output::at(path).and_then(|output| output.has_room(most));
+        checked.map_err(|why| not_written(path, &why))
+    }
+
+    /// Writes the result so far, if the last write was some time ago. The write at the end reports a failure.
+    fn keep(&mut self, bench: impl FnOnce() -> Bench) {
+        let Some(output) = &self.output else { return };
+        if self.written.is_none_or(|written| written.elapsed() >= Self::PAUSE) {
+            let _told_at_the_end = output.write((bench().to_json() + "\n").as_bytes());
+            self.written = Some(Instant::now());
+        }
+    }
+}
+
 /// Runs `bench`; returns the exit status.
 pub(super) fn run(options: &options::Bench) -> u8 {
-    if let Err(status) = can_write(options.export_json.as_deref()) {
+    let (rounds, enough) = (options.runs, ENOUGH_ROUNDS);
+    if usize::try_from(rounds).is_ok_and(|rounds| rounds < enough) {
+        let s = if rounds == 1 { "" } else { "s" };
+        warn(format_args!(
+            "cannot compare by {rounds} round{s}: it takes {enough}; fix: -r {enough} or more"
+        ));
+        return exit::USAGE;
+    }
+    if let Err(status) = Export::check(options) {
         return status;
     }
     let measured = match options.attach {
@@ -187,71 +283,57 @@ pub(super) fn run(options: &options::Bench) -> u8 {
     } else if rounds.failed.is_some() {
         warn(format_args!("ended after {whole}, which count"));
     }
-    let (pid, command, unit) = match what {
-        Workload::Command(command) => (None, command, Unit::Process),
-        Workload::Process(pid, command) => (Some(pid), command, Unit::Slice),
-    };
-    let bench = Bench {
-        schema: SCHEMA,
-        kind: Bench::KIND.to_owned(),
-        command,
-        pid,
-        options: options.option.clone(),
-        unit,
-        rounds: rounds.counted.len(),
-        round_s: rounds.round_s,
-        confidence: CONFIDENCE,
-        huge_plain_bytes: rounds.huge[Arm::Plain as usize],
-        huge_tiexec_bytes: rounds.huge[Arm::Tiexec as usize],
-        machine: machine(),
-        date: Some(date::now()),
-        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
-        metrics: rounds.compared(),
-    };
-    let mut status = rounds.failed.or(interrupted).unwrap_or(exit::OK).max(doubts(&bench));
-    if options.export_json.is_some() {
-        status = status.max(write(&(bench.to_json() + "\n"), options.export_json.as_deref()));
+    let bench = rounds.bench(what, options);
+    let mut status = rounds.failed.or(interrupted).unwrap_or(exit::OK);
+    say_if_plain_is_huge(&bench);
+    let json = bench.to_json() + "\n";
+    if options.export_json.is_some() && write(&json, options.export_json.as_deref()) != exit::OK {
+        status = status.max(exit::FAILED);
+        // The rounds may have taken hours.
+        if !options.json {
+            warn("the figures follow on standard output, as JSON");
+            status = status.max(print(&json));
+        }
     }
-    let text = if options.json { bench.to_json() + "\n" } else { bench.to_string() };
+    let text = if options.json { json } else { bench.to_string() };
     status.max(print(&text))
 }
 
-/// The subject of the measurement.
+/// The subject of the measurement: a command, or a process with its command line.
+#[derive(Clone)]
 enum Workload {
     Command(Vec<String>),
     Process(u32, Vec<String>),
 }
 
-/// Warns if the arms did not differ in huge pages as expected. Returns the exit status for that.
-fn doubts(bench: &Bench) -> u8 {
-    let (Some(plain), Some(tiexec)) = (bench.huge_plain_bytes, bench.huge_tiexec_bytes) else {
-        return exit::OK;
+/// Reports that TiExec puts no text onto huge pages, so that there is nothing to compare.
+fn say_nothing_huge(workload: &Workload) {
+    let (what, by, fix) = match workload {
+        Workload::Process(pid, _) => {
+            let fix = format!("tiexecctl inspect {pid} says why");
+            (format!("process {pid}"), "tiexecctl attach", fix)
+        }
+        Workload::Command(command) => {
+            let program = command.first().map_or("", String::as_str);
+            let fix = format!(
+                "run tiexec --report -- {}, which says why, or measure what it starts (--option=--follow)",
+                program.word()
+            );
+            (program.shown().to_string(), "tiexec", fix)
+        }
     };
-    if tiexec == 0 {
-        let (what, by, fix) = match &bench.pid {
-            Some(pid) => {
-                let fix = format!("tiexecctl inspect {pid} says why");
-                (format!("process {pid}"), "tiexecctl attach", fix)
-            }
-            None => {
-                let program = bench.command.first().map_or("", String::as_str);
-                let fix = format!(
-                    "run tiexec --report -- {}, which says why, or measure what it starts (--option=--follow)",
-                    program.word()
-                );
-                (program.shown().to_string(), "tiexec", fix)
-            }
-        };
-        warn(format_args!(
-            "cannot compare the ways of {what}: by {by} no text was seen on huge pages; fix: {fix}"
-        ));
-        return exit::FAILED;
-    }
-    if plain >= tiexec / 2 {
+    warn(format_args!(
+        "cannot compare the ways of {what}: by {by} no text was seen on huge pages; fix: {fix}"
+    ));
+}
+
+/// Warns if the plain runs had their text on huge pages, too.
+fn say_if_plain_is_huge(bench: &Bench) {
+    let (plain, tiexec) = (bench.huge_plain_bytes, bench.huge_tiexec_bytes);
+    if plain.zip(tiexec).is_some_and(|(plain, tiexec)| plain >= tiexec / 2) {
         warn(
             "the plain runs had their text on huge pages too, because its page cache is in huge folios; fix: \
              use a fresh copy of the program, with --option=--backing=image",
         );
     }
-    exit::OK
 }

@@ -32,6 +32,7 @@ struct Slices<'a> {
     metric: &'a str,
     /// True once the bench has attached to the process.
     switched: bool,
+    workload: Workload,
 }
 
 /// Measures the process.
@@ -51,12 +52,13 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     };
     let words = cmdline.split(|&byte| byte == 0).filter(|word| !word.is_empty());
     let words = words.map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+    let workload = Workload::Process(pid.as_raw_nonzero().get().unsigned_abs(), words);
     let tiexecctl = std::env::current_exe().map_err(|error| {
         warn(format_args!("cannot find tiexecctl: {error}"));
         exit::FAILED
     })?;
     let metric = options.metric.as_deref().unwrap_or_default();
-    let mut slices = Slices { options, pid, process, tiexecctl, metric, switched: false };
+    let mut slices = Slices { options, pid, process, tiexecctl, metric, switched: false, workload };
     if let Some(running) = canary::running_on(pid, Path::new(state::DIRECTORY)) {
         warn(format_args!("cannot measure process {}: {running}", pid.as_raw_nonzero()));
         return Err(exit::FAILED);
@@ -83,7 +85,7 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     }
     let measured = measured?;
     reverted?;
-    Ok((measured, Workload::Process(pid.as_raw_nonzero().get().unsigned_abs(), words)))
+    Ok((measured, slices.workload))
 }
 
 impl Subject for Slices<'_> {
@@ -116,8 +118,8 @@ impl Subject for Slices<'_> {
         }
         let mut figures = if self.options.counter {
             vec![
-                Figure::more("metric per s", "/s", figure / seconds),
                 Figure::more("metric per CPU s", "/CPU s", figure / used),
+                Figure::more("metric per s", "/s", figure / seconds),
             ]
         } else {
             vec![Figure::new("metric", "", figure)]
@@ -126,6 +128,10 @@ impl Subject for Slices<'_> {
         figures.retain(|figure| figure.value.is_finite());
         figures.push(Figure::new("CPU s per s", "CPUs", used / seconds));
         Ok(Measured { figures, huge })
+    }
+
+    fn workload(&self) -> Workload {
+        self.workload.clone()
     }
 
     fn is_over(&self) -> bool {
