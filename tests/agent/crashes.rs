@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use support::attaching::switched;
+use support::attaching::{json, switched};
 use support::child::eventually;
 use support::programs::{Cgo, build_go};
 use support::{Held, Run, installed, is_root, require};
@@ -67,9 +67,15 @@ fn a_crash_after_the_switch_is_the_last() {
 
     // After the release of all builds, the agent attaches again.
     let list = files.quarantine(&[]).out();
-    for line in list.lines() {
+    let told = json(files.quarantine(&["--json"]).assert_code(0));
+    let builds = told["builds"].as_array().expect("the builds");
+    assert_eq!((&told["kind"], builds.len()), (&"quarantine".into(), 3), "{told}");
+    for (line, build) in list.lines().zip(builds) {
         let id = line.split(' ').next().expect("a digest");
-        files.quarantine(&["--release", id]).assert_code(0).assert_silent();
+        assert_eq!(build["text"], id, "{told}");
+        let done = files.quarantine(&["--json", "--release", id]);
+        done.assert_code(0).assert_silent();
+        assert_eq!(json(&done)["released"], serde_json::json!([build]), "{done}");
     }
     files.quarantine(&["--release", "none"]).assert_code(4);
     eventually_switched(&last);

@@ -1,7 +1,7 @@
 //! Rule files decide, and the first matching rule counts. The agent reports a file with a mistake, and the others stay
 //! in force.
 
-use support::attaching::{ctl, ctl_behind, switched};
+use support::attaching::{ctl, ctl_behind, json, switched};
 use support::{Run, is_root, require};
 
 use crate::{Files, attach_rule, eventually_switched, has_guard, hold, stop};
@@ -85,6 +85,9 @@ fn a_named_directory_must_be_there() {
     let done = files.quarantine(&[]);
     done.assert_code(0);
     assert!(done.out().is_empty() && done.err().contains("no build is in quarantine"), "{done}");
+    let done = files.quarantine(&["--json"]);
+    done.assert_code(0).assert_silent();
+    assert_eq!(json(&done)["builds"], serde_json::json!([]), "{done}");
 }
 
 /// `rules warm` finds programs by the path of a rule, running or not, and by the processes of a rule without a path.
@@ -354,10 +357,35 @@ fn a_rule_that_matches_nothing_is_told() {
         let (err, file) = (done.err(), files.conf().join("wrong.toml"));
         let path =
             format!("rule path ({}, line 2) matches no process, and no file", file.display());
-        let unit = format!("rule unit ({}, line 7) matches no process; fix: ", file.display());
+        let unit = format!(
+            "rule unit ({}, line 7) matches no process, and no process is in a unit mistyped.service; \
+             fix: edit unit there",
+            file.display()
+        );
         assert!(err.contains(&path) && err.contains(&unit), "{done}");
         assert_eq!(err.lines().count(), 2, "{done}");
     }
+    let as_json = || {
+        let words = ["rules", "check", "--json"].map(str::to_owned);
+        let done = ctl(words.into_iter().chain(files.args()));
+        done.assert_code(0);
+        assert_eq!(done.out().lines().count(), 1, "{done}");
+        json(&done)
+    };
+    let told = as_json();
+    assert_eq!((&told["kind"], &told["rules"]), (&"rules".into(), &3.into()), "{told}");
+    let process = &told["processes"][0];
+    assert_eq!(process["pid"], held.pid(), "{told}");
+    assert_eq!(
+        (&process["rule"], &process["action"]),
+        (&"good".into(), &"attach".into()),
+        "{told}"
+    );
+    let path = files.conf().join("wrong.toml").display().to_string();
+    let unmatched = |rule: &str, line: u32, no_such_file: bool| serde_json::json!({"rule": rule, "file": path, "line": line, "no_such_file": no_such_file});
+    let wanted = [unmatched("path", 2, true), unmatched("unit", 7, false)];
+    assert_eq!(told["unmatched"], serde_json::json!(wanted), "{told}");
+    assert_eq!(told["defects"], serde_json::json!([]), "{told}");
     // Only all processes show that a rule matches nothing.
     files.check(&[held.pid()]).assert_code(0).assert_silent();
     files.write("wrong.toml", "[agent]\nmax-coppies = \"1GiB\"\n");
@@ -365,5 +393,8 @@ fn a_rule_that_matches_nothing_is_told() {
     let done = strict();
     done.assert_code(1);
     assert!(done.err().contains("no such key: agent.max-coppies"), "{done}");
+    let defect = &as_json()["defects"][0];
+    assert_eq!((&defect["file"], &defect["ignored"]), (&path.into(), &false.into()), "{defect}");
+    assert!(defect["defect"].as_str().is_some_and(|it| it.contains("max-coppies")), "{defect}");
     held.finish().assert_code(7);
 }

@@ -1,6 +1,7 @@
 //! `tiexecctl enable` makes systemd attach to services after each start, by units of TiExec's beside them, and `disable` undoes
 //! it. No file of a service is changed, and edited files are kept.
 
+use support::attaching::json;
 use support::child::eventually;
 use support::systemd::{DEBIANS, NEEDS, Systemd, can_boot};
 use support::{Kind, program_big, require};
@@ -124,6 +125,35 @@ fn now_attaches_and_restarts_nothing() {
     systemd.ctl(["disable", unit]).assert_code(0).assert_silent();
     assert_eq!(made(&systemd), "");
     assert!(systemd.huge(unit) > 0, "without --now the running service is left as it is");
+}
+
+#[test]
+fn a_service_of_which_nothing_can_be_huge_is_told() {
+    require!(can_boot() && Systemd::has("nginx.service"), "{NEEDS}, nginx");
+    let systemd = Systemd::boot();
+    let sleeps = "[Service]\nExecStart=/bin/sleep inf\n";
+    systemd.write_unit(&format!("{UNITS}/sleeps.service"), sleeps);
+    systemd.systemctl(["start", "nginx", "sleeps"]).assert_code(0);
+    settled(&systemd, "sleeps.service");
+    let none = "none of the text of sleeps.service can be huge: ";
+    let done = systemd.ctl(["enable", "sleeps"]);
+    done.assert_code(0);
+    assert!(done.err().contains(none), "{done}");
+    assert!(done.err().contains("; fix: tiexecctl disable sleeps.service\n"), "{done}");
+    // The text of nginx fills no whole huge page, but other edges help.
+    let done = systemd.ctl(["enable", "--json", "nginx"]);
+    done.assert_code(0);
+    let fix = "tiexecctl enable nginx.service -- --edges=aggressive";
+    assert!(done.err().contains(&format!("; fix: {fix}\n")), "{done}");
+    let wanted = serde_json::json!({
+        "schema": 2, "kind": "enable", "unit": "nginx.service", "link": link("nginx.service"),
+        "changed": true, "nothing_huge": true, "fix": fix,
+    });
+    assert_eq!(json(&done), wanted, "{done}");
+    systemd.run(["sh", "-c", fix]).assert_code(0).assert_silent();
+    // Nobody knows the text of a service that does not run.
+    systemd.systemctl(["stop", "sleeps"]).assert_code(0);
+    systemd.ctl(["enable", "sleeps"]).assert_code(0).assert_silent();
 }
 
 /// A program that hangs in the unit that warms cannot keep the service from starting.

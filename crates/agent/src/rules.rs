@@ -195,6 +195,12 @@ impl Rule {
         self.exe.as_ref().is_some_and(|pattern| matching_files(pattern).is_empty())
     }
 
+    /// Returns the unit of the rule, if none of these units has its name.
+    pub fn names_no_unit<'a>(&self, mut units: impl Iterator<Item = &'a String>) -> Option<&str> {
+        let unit = self.unit.as_ref()?;
+        (!units.any(|its| unit.matches(its))).then(|| unit.as_str())
+    }
+
     /// Returns whether only processes of pods match.
     pub fn is_for_pods(&self) -> bool {
         !self.pod.is_empty()

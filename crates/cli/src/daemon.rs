@@ -10,7 +10,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_engine::output::{Output, write_briefly};
 use tiexec_sys::process::occupy_standard_descriptors;
 
-use crate::ctl::rules::show;
+use crate::ctl::rules::{How, show};
 use crate::exit;
 use crate::options::Daemon;
 use crate::stdio::{answer, speak_as, warn};
@@ -24,7 +24,7 @@ pub fn run() -> u8 {
         Err(error) => return answer(error, exit::USAGE, exit::FAILED),
     };
     if options.once {
-        return show(&options.files, None, false);
+        return show(&options.files, None, How::default());
     }
     if let Some(defect) = Rules::read(&options.files.conf_dir).unread(&options.files.conf_dir)
         && options.files.conf_dir != Path::new(rules::DIRECTORY)

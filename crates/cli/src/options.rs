@@ -598,8 +598,12 @@ pub struct Enable {
 
     /// Replace the drop-ins that earlier versions of enable wrote, with the same options. Packages do this at an
     /// upgrade
-    #[arg(long, conflicts_with_all = ["units", "now", "runtime", "warm", "options"])]
+    #[arg(long, conflicts_with_all = ["units", "now", "runtime", "warm", "json", "options"])]
     pub replace_drop_ins: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 
     /// Options for tiexecctl attach, such as --edges=pad
     #[arg(last = true, value_name = "ATTACH OPTIONS", allow_hyphen_values = true)]
@@ -773,6 +777,10 @@ pub enum RulesCommand {
         #[arg(long)]
         strict: bool,
 
+        /// Print JSON
+        #[arg(long, conflicts_with = "manifests")]
+        json: bool,
+
         /// The places of its files.
         #[command(flatten)]
         files: AgentFiles,
@@ -802,6 +810,10 @@ pub struct Quarantine {
     /// Take the builds with this build ID, or this digest of their text, out of the quarantine
     #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new())]
     pub release: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 
     /// The directory of the agent's state
     #[arg(long, value_name = "DIR", default_value = tiexec_agent::state::DIRECTORY, value_parser = directory())]

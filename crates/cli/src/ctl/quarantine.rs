@@ -2,7 +2,8 @@
 
 use tiexec_agent::guard::signal_name;
 use tiexec_agent::state::{Quarantined, State, Store};
-use tiexec_core::escape::AsShown;
+use tiexec_core::escape::{self, AsShown};
+use tiexec_core::report::SCHEMA;
 
 use super::{date, print};
 use crate::exit;
@@ -22,8 +23,9 @@ pub(super) fn run(options: &Quarantine) -> u8 {
     };
     let Some(id) = &options.release else {
         return match store.look() {
+            Ok(State { quarantine, .. }) if options.json => print(&json(&quarantine, "builds")),
             Ok(state) if state.quarantine.is_empty() => nothing(options),
-            Ok(state) => print(&table(&state)),
+            Ok(state) => print(&state.quarantine.iter().map(line).collect::<String>()),
             Err(why) => {
                 warn(format_args!("cannot read the agent's state: {why}; fix: run it as root"));
                 exit::FAILED
@@ -39,11 +41,15 @@ pub(super) fn run(options: &Quarantine) -> u8 {
     if released.is_empty() {
         return nothing(options);
     }
+    if options.json {
+        return print(&json(&released, "released"));
+    }
     print(&released.iter().map(|one| format!("released {}", line(one))).collect::<String>())
 }
 
 fn nothing(options: &Quarantine) -> u8 {
     match &options.release {
+        None if options.json => print(&json(&[], "builds")),
         None => {
             warn("no build is in quarantine");
             exit::OK
@@ -58,8 +64,11 @@ fn nothing(options: &Quarantine) -> u8 {
     }
 }
 
-fn table(state: &State) -> String {
-    state.quarantine.iter().map(line).collect()
+/// Makes the object of `--json`, with the builds under `name`.
+fn json(builds: &[Quarantined], name: &str) -> String {
+    let mut object = serde_json::json!({ "schema": SCHEMA, "kind": "quarantine" });
+    object[name] = serde_json::json!(builds);
+    escape::json(&object) + "\n"
 }
 
 fn line(one: &Quarantined) -> String {

@@ -7,21 +7,23 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde_json::Value;
 use tiexec_agent::canary::Canaries;
 use tiexec_agent::decide::{Decision, Instead, decide};
 use tiexec_agent::machine::Machine;
 use tiexec_agent::pod_watch;
 use tiexec_agent::pods::Pods;
 use tiexec_agent::processes::{Examiner, every};
-use tiexec_agent::rules::{Rule, Rules};
+use tiexec_agent::rules::{Defect, Rule, Rules};
 use tiexec_agent::state::{State, Store};
 use tiexec_agent::verdicts::Verdicts;
-use tiexec_core::escape::AsShown;
+use tiexec_core::escape::{self, AsShown};
+use tiexec_core::report::SCHEMA;
 use tiexec_engine::switched_off::is_switched_off;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, cgroup_namespace};
 
-use super::targets::select;
+use super::targets::{is_near, select};
 use super::warm;
 use super::{failed, has_text};
 use super::{print, told};
@@ -33,21 +35,23 @@ use crate::stdio::warn;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn run(command: &RulesCommand) -> u8 {
-    let (pids, files, strict) = match command {
+    let (pids, files, how) = match command {
         RulesCommand::Check { manifests, files, strict, .. } if !manifests.is_empty() => {
             let rules = Rules::read(&files.conf_dir);
             rules.defects.iter().for_each(warn);
             let status = super::manifests::check(manifests, &rules);
             return if *strict && !rules.defects.is_empty() { exit::FAILED } else { status };
         }
-        RulesCommand::Check { pids, files, strict, .. } => (pids, files, *strict),
+        RulesCommand::Check { pids, files, strict, json, .. } => {
+            (pids, files, How { strict: *strict, json: *json })
+        }
         RulesCommand::Warm { conf_dir } => return warm_programs(conf_dir),
     };
     if pids.is_empty() {
-        return show(files, None, strict);
+        return show(files, None, how);
     }
     match select::parse(pids) {
-        Ok(pids) => show(files, Some(&pids), strict),
+        Ok(pids) => show(files, Some(&pids), how),
         Err(error) => {
             warn(error);
             exit::USAGE
@@ -55,9 +59,18 @@ pub(super) fn run(command: &RulesCommand) -> u8 {
     }
 }
 
+/// How to show the rules.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct How {
+    /// A rule that matches no process, and every defect of a file, is an error.
+    pub(crate) strict: bool,
+    /// Print one JSON object instead of lines.
+    pub(crate) json: bool,
+}
+
 /// Shows the decision about each of the processes or, without processes, about each that a rule matches, and the rules
-/// that match no process. Returns the exit status. With `strict`, such a rule and every defect of a file is an error.
-pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, strict: bool) -> u8 {
+/// that match no process. Returns the exit status.
+pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, how: How) -> u8 {
     let rules = Rules::read(&files.conf_dir);
     rules.defects.iter().for_each(warn);
     if pids.is_none() && rules.rules.is_empty() && rules.defects.is_empty() {
@@ -96,12 +109,15 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, strict: bool) -> u8
     let mut examiner = Examiner::look();
     examiner.pods = pods;
     let mut printed = exit::OK;
+    let mut processes = Vec::new();
+    let mut units = BTreeSet::new();
     let mut unmatched: Vec<&Rule> = rules.rules.iter().collect();
     // Another line says why no pods are known.
     unmatched.retain(|rule| knows_pods || !rule.is_for_pods());
     let mut one = |pid: Pid, process: &ProcDir, named: bool| {
         let facts = examiner.process(process)?;
         unmatched.retain(|rule| !rule.matches(&facts));
+        units.extend(facts.unit.clone());
         let decision = decide(process, &facts, &rules, &state, &verdicts, machine);
         if decision.rule.is_some() || named {
             let (pid, comm) = (pid.as_raw_nonzero(), facts.comm.shown());
@@ -109,16 +125,29 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, strict: bool) -> u8
             let fix = match (&decision.instead, decision.rule) {
                 // If the rule says how to measure, the agent runs the canary itself.
                 (Some(Instead::CanaryRequired), Some(rule)) if rule.measure.is_none() => {
-                    format!("; fix: tiexecctl canary --rule {} --counter CMD", rule.name)
+                    Some(format!("tiexecctl canary --rule {} --counter CMD", rule.name))
                 }
                 (Some(Instead::HostSplits), Some(rule)) => {
                     let name = &rule.name;
-                    format!("; fix: write canary = \"required\" or \"off\" into the rule {name}")
+                    Some(format!("write canary = \"required\" or \"off\" into the rule {name}"))
                 }
-                _ => String::new(),
+                _ => None,
             };
-            let line = format!("{pid} {comm} {exe}: {}{fix}\n", in_words(&decision));
-            printed = told(printed, print(&line));
+            if how.json {
+                processes.push(serde_json::json!({
+                    "pid": pid.get(),
+                    "comm": comm.to_string(),
+                    "exe": exe.to_string(),
+                    "rule": decision.rule.map(|rule| &rule.name),
+                    "action": decision.rule.map(|rule| rule.action.as_str()),
+                    "instead": decision.instead.as_ref().map(Instead::as_str),
+                    "fix": fix,
+                }));
+            } else {
+                let fix = fix.map_or(String::new(), |fix| format!("; fix: {fix}"));
+                let line = format!("{pid} {comm} {exe}: {}{fix}\n", in_words(&decision));
+                printed = told(printed, print(&line));
+            }
         }
         Some(())
     };
@@ -144,22 +173,69 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, strict: bool) -> u8
         }
     }
     unmatched.retain(|_| pids.is_none());
-    unmatched.iter().for_each(|rule| say_unmatched(rule));
+    unmatched.iter().for_each(|rule| say_unmatched(rule, &units));
+    if how.json {
+        printed = print(&(escape::json(&report(&rules, &processes, &unmatched)) + "\n"));
+    }
+    let strict = how.strict;
     let is_wrong = rules.defects.iter().any(|defect| defect.left_out || strict)
         || strict && !unmatched.is_empty();
     if is_wrong { exit::FAILED } else { told(status, printed) }
 }
 
-/// Warns that no process matches the rule.
-fn say_unmatched(rule: &Rule) {
+/// Makes the object of `--json`.
+fn report(rules: &Rules, processes: &[Value], unmatched: &[&Rule]) -> Value {
+    let place = |rule: &Rule| {
+        let (file, line) = &rule.place;
+        serde_json::json!({
+            "rule": rule.name,
+            "file": file.shown().to_string(),
+            "line": line,
+            "no_such_file": rule.names_no_file(),
+        })
+    };
+    let defect = |defect: &Defect| {
+        serde_json::json!({
+            "file": defect.file.shown().to_string(),
+            "defect": defect.what,
+            "fix": defect.fix,
+            "ignored": defect.left_out,
+        })
+    };
+    serde_json::json!({
+        "schema": SCHEMA,
+        "kind": "rules",
+        "rules": rules.rules.len(),
+        "processes": processes,
+        "unmatched": unmatched.iter().map(|rule| place(rule)).collect::<Vec<_>>(),
+        "defects": rules.defects.iter().map(defect).collect::<Vec<_>>(),
+    })
+}
+
+/// Most near names of units that a message has.
+const NAMES: usize = 3;
+
+/// Warns that no process matches the rule. `units` are those of all processes.
+fn say_unmatched(rule: &Rule, units: &BTreeSet<String>) {
     let (Rule { name, .. }, (file, line)) = (rule, &rule.place);
     let file = file.shown();
     let seen =
         if rustix::process::geteuid().is_root() { "" } else { " that this user may look at" };
     let why = if rule.names_no_file() {
-        ", and no file has the path of its exe; fix: edit exe there"
+        ", and no file has the path of its exe; fix: edit exe there".to_owned()
+    } else if let Some(unit) = rule.names_no_unit(units.iter()) {
+        let near = units.iter().filter(|its| is_near(its, unit)).take(NAMES);
+        let near: Vec<String> = near.map(|its| its.shown().to_string()).collect();
+        let such = match near.is_empty() {
+            true => String::new(),
+            false => format!(", such as {}", near.join(" or ")),
+        };
+        let unit = unit.shown();
+        format!(
+            ", and no process is in a unit {unit}; fix: edit unit there{such}, or start the unit"
+        )
     } else {
-        "; fix: edit exe, unit, cgroup or user there, or start the program"
+        "; fix: edit exe, unit, cgroup or user there, or start the program".to_owned()
     };
     warn(format_args!("rule {name} ({file}, line {line}) matches no process{seen}{why}"));
 }

@@ -7,6 +7,7 @@ mod wait_exec;
 
 pub(crate) use turns::{Turn, each};
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -26,8 +27,9 @@ use tiexec_remap::attach::Reverted;
 use tiexec_remap::images::Images;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::Pid;
+use tiexec_sys::procfs::ProcDir;
 
-use super::targets::{failed, failed_of, fix_of, named, select, targets};
+use super::targets::{failed, failed_of, fix_of, named, select, selected, targets};
 use super::{print, told};
 use crate::exit;
 use crate::options::{Attach, Revert};
@@ -44,24 +46,12 @@ pub(crate) fn run(options: &Attach) -> u8 {
             Err(status) => return status,
         },
     };
-    // Only options can request later work. Other sources are ignored here, so that an attach returns unless the user
-    // asked it to stay.
-    let later = options.settings.alone();
-    let said = options.settings.clone().and(options.quiet.then_some(("quiet", None)));
-    let settings = match settings::settings(&said) {
+    let settings = match settings_of(options) {
         Ok(settings) => settings,
         Err(what) => {
             warn(what);
             return exit::USAGE;
         }
-    };
-    let settings = Settings {
-        follow: later.follow,
-        settle: later.settle,
-        max_huge_pages: later.max_huge_pages,
-        only: later.only,
-        except: later.except,
-        ..settings
     };
     // All processes share these images, so that processes of one program get the same image.
     let mut images = Images::default();
@@ -101,6 +91,25 @@ pub(crate) fn run(options: &Attach) -> u8 {
         attach_one(pid, options, &settings, None, &mut images, pool, turn)
     };
     each("attach to", &pids, named(&options.targets), one)
+}
+
+/// Returns the settings of an attach, from all sources.
+///
+/// # Errors
+/// The message about a value that is not valid.
+fn settings_of(options: &Attach) -> Result<Settings, String> {
+    // Only options can request later work. Other sources are ignored here, so that an attach returns unless the user
+    // asked it to stay.
+    let later = options.settings.alone();
+    let said = options.settings.clone().and(options.quiet.then_some(("quiet", None)));
+    Ok(Settings {
+        follow: later.follow,
+        settle: later.settle,
+        max_huge_pages: later.max_huge_pages,
+        only: later.only,
+        except: later.except,
+        ..settings::settings(&said)?
+    })
 }
 
 /// Runs `revert`; returns the exit status.
@@ -181,6 +190,11 @@ pub(crate) struct Rehearsed {
 }
 
 impl Rehearsed {
+    /// Returns how much text would be huge after the attach, in bytes.
+    pub(crate) fn total(&self) -> u64 {
+        self.planned.max(self.huge)
+    }
+
     /// Returns the reason for a message: empty, or with a colon before it.
     pub(crate) fn because(&self) -> String {
         self.why.as_ref().map_or(String::new(), |why| format!(": {why}"))
@@ -207,6 +221,34 @@ pub(crate) fn rehearse(pid: Pid, settings: &Settings) -> Result<Rehearsed, Failu
     let gave_up = |_, failure: &Failure| Err(failure.clone());
     let gone = || Err(Failure::new(FailureKind::TargetGone, ""));
     workers::each_apart(&[pid], LONGEST, one, gave_up).pop().unwrap_or_else(gone)
+}
+
+/// Most programs of a selection that are rehearsed.
+const MOST_PROGRAMS: usize = 16;
+
+/// Plans an attach to one process of each selected program, and changes nothing. Returns the plan by which most text is
+/// huge; `None` if no process is selected, there are too many programs, or one of them cannot be examined.
+pub(crate) fn rehearse_selected(options: &Attach) -> Option<Rehearsed> {
+    let settings = settings_of(options).ok()?;
+    // No plan has the code that the program makes itself.
+    if settings.is_off() || settings.select.jit {
+        return None;
+    }
+    let mut programs = BTreeMap::new();
+    for pid in selected(&options.targets).ok()? {
+        programs.entry(ProcDir::of(pid).ok()?.exe_path().ok()?).or_insert(pid);
+    }
+    if programs.len() > MOST_PROGRAMS {
+        return None;
+    }
+    let mut best: Option<Rehearsed> = None;
+    for pid in programs.into_values() {
+        let one = rehearse(pid, &settings).ok()?;
+        if best.as_ref().is_none_or(|best| best.total() < one.total()) {
+            best = Some(one);
+        }
+    }
+    best
 }
 
 /// Warns if the lock against other TiExecs is missing.

@@ -15,13 +15,14 @@ use clap::Parser;
 use manager::{Manager, Refusal};
 use own_file::State;
 use own_units::{Part, Service};
-use tiexec_core::escape::AsShown;
+use tiexec_core::escape::{self, AsShown};
+use tiexec_core::report::SCHEMA;
 use tiexec_engine::wait_exec;
 
 use super::targets::select;
 use super::{attach, print, told};
 use crate::exit;
-use crate::options::{Ctl, CtlCommand, Disable, Enable, Revert, Targets};
+use crate::options::{Attach, Ctl, CtlCommand, Disable, Enable, Revert, Targets};
 use crate::stdio::{answer, warn};
 
 const PARTS: [Part; 2] = [Part::Attach, Part::Warm];
@@ -55,7 +56,7 @@ pub(super) fn run(options: &Enable) -> u8 {
         return failed("reload the units of", &options.units, &why);
     }
     for one in enabled.iter().filter(|_| options.now) {
-        statuses.push(attach_now(manager, &one.unit, &options.options));
+        statuses.push(attach_now(manager, &one.unit, options));
     }
     together(&statuses)
 }
@@ -257,13 +258,62 @@ fn enable_one(name: &str, options: &Enable, setup: &Setup) -> Result<Enabled, u8
     };
     let what = if changed { "wrote" } else { "is there already:" };
     let scope = if manager.user { "--user " } else { "" };
-    let printed = print(&format!(
-        "{}: {what} {}; undo: tiexecctl disable {scope}{}{now}\n",
-        name.shown(),
-        link.shown(),
-        name.shown()
-    ));
+    let nothing = nothing_huge(manager, name, &options.options);
+    if let Some((why, fix)) = &nothing {
+        warn(format_args!("none of the text of {} can be huge{why}; fix: {fix}", name.shown()));
+    }
+    let printed = if options.json {
+        let object = serde_json::json!({
+            "schema": SCHEMA,
+            "kind": "enable",
+            "unit": name,
+            "link": link.shown().to_string(),
+            "changed": changed,
+            "nothing_huge": nothing.is_some(),
+            "fix": nothing.map(|(_, fix)| fix),
+        });
+        print(&(escape::json(&object) + "\n"))
+    } else {
+        print(&format!(
+            "{}: {what} {}; undo: tiexecctl disable {scope}{}{now}\n",
+            name.shown(),
+            link.shown(),
+            name.shown()
+        ))
+    };
     Ok(Enabled { unit: unit.name, changed, printed })
+}
+
+/// Returns why none of the text of a running unit can be huge with these options of attach, and the fix; `None` if some
+/// can, or if that is not known.
+fn nothing_huge(manager: Manager, unit: &str, options: &[String]) -> Option<(String, String)> {
+    let active = manager.active(unit).ok()?;
+    let plan = |options: &[String]| {
+        let plans = active.iter().map(|unit| {
+            let command = attach_command(manager, unit, options, false).ok()?;
+            let CtlCommand::Attach(options) = command else { return None };
+            attach::rehearse_selected(&options)
+        });
+        plans.collect::<Option<Vec<_>>>()?.into_iter().max_by_key(attach::Rehearsed::total)
+    };
+    let best = plan(options).filter(|best| best.total() == 0)?;
+    let (scope, unit) = (if manager.user { "--user " } else { "" }, unit.shown());
+    let with = |edges: &str| {
+        let mut options = options.to_vec();
+        options.retain(|option| !option.starts_with("--edges"));
+        options.push(format!("--edges={edges}"));
+        options
+    };
+    let helps = |options: &Vec<String>| plan(options).is_some_and(|plan| plan.total() > 0);
+    let fix = match ["aggressive", "pad"].map(with).into_iter().find(helps) {
+        Some(options) => {
+            let words: Vec<String> =
+                options.iter().map(|option| option.word().to_string()).collect();
+            format!("tiexecctl enable {scope}{unit} -- {}", words.join(" "))
+        }
+        None => format!("tiexecctl disable {scope}{unit}"),
+    };
+    Some((best.because(), fix))
 }
 
 /// Enables the services that an earlier version enabled by drop-ins, with the same options, and removes the drop-ins.
@@ -498,16 +548,19 @@ fn found(manager: Manager, doing: &str, name: &str) -> Result<manager::Unit, u8>
 }
 
 /// Attaches to the running processes of the unit. For a template, attaches to those of all instances.
-fn attach_now(manager: Manager, unit: &str, options: &[String]) -> u8 {
-    each_active(manager, unit, |unit| match attach_command(manager, unit, options, false) {
-        Ok(CtlCommand::Attach(options)) => attach::run(&options),
-        Ok(_) => exit::USAGE,
-        Err(error) => answer(error, exit::USAGE, exit::FAILED),
+fn attach_now(manager: Manager, unit: &str, enable: &Enable) -> u8 {
+    let json = enable.json;
+    each_active(manager, unit, json, |unit| {
+        match attach_command(manager, unit, &enable.options, false) {
+            Ok(CtlCommand::Attach(options)) => attach::run(&Attach { json, ..options }),
+            Ok(_) => exit::USAGE,
+            Err(error) => answer(error, exit::USAGE, exit::FAILED),
+        }
     })
 }
 
 fn revert_now(manager: Manager, unit: &str) -> u8 {
-    each_active(manager, unit, |unit| {
+    each_active(manager, unit, false, |unit| {
         let name = Some(unit.to_owned());
         let (unit, user) = if manager.user { (None, name) } else { (name, None) };
         attach::run_revert(&Revert {
@@ -517,12 +570,12 @@ fn revert_now(manager: Manager, unit: &str) -> u8 {
     })
 }
 
-fn each_active(manager: Manager, unit: &str, one: impl Fn(&str) -> u8) -> u8 {
+fn each_active(manager: Manager, unit: &str, quiet: bool, one: impl Fn(&str) -> u8) -> u8 {
     let active = match manager.active(unit) {
         Ok(active) => active,
         Err(why) => return failed("ask systemd about", &[unit.to_owned()], &why),
     };
-    if active.is_empty() {
+    if active.is_empty() && !quiet {
         return print(&format!("{}: does not run\n", unit.shown()));
     }
     together(&active.iter().map(|unit| one(unit)).collect::<Vec<u8>>())
