@@ -99,7 +99,7 @@ fn too_few_rounds_are_not_begun() {
         let done = ctl(["bench", "-r", rounds, "--", "touch", &ran]);
         done.assert_code(2);
         assert!(done.err().contains(says), "{done}");
-        assert!(done.err().contains("it takes 6; fix: -r 6 or more"), "{done}");
+        assert!(done.err().contains("it takes 6; fix: use -r 6 or more"), "{done}");
     }
     assert!(!dir.path().join("ran").exists());
 }

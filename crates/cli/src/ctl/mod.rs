@@ -17,6 +17,7 @@ mod progress;
 mod quarantine;
 mod report;
 pub(crate) mod rules;
+mod running_canary;
 mod status;
 mod store;
 mod systemctl;

@@ -257,7 +257,7 @@ pub(super) fn run(options: &options::Bench) -> u8 {
     if usize::try_from(rounds).is_ok_and(|rounds| rounds < enough) {
         let s = if rounds == 1 { "" } else { "s" };
         warn(format_args!(
-            "cannot compare by {rounds} round{s}: it takes {enough}; fix: -r {enough} or more"
+            "cannot compare by {rounds} round{s}: it takes {enough}; fix: use -r {enough} or more"
         ));
         return exit::USAGE;
     }

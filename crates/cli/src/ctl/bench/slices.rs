@@ -16,7 +16,7 @@ use tiexec_sys::{Pid, areas, interrupt, process, thp};
 
 use super::child;
 use super::{Arm, Figure, Measured, Rounds, Subject, Workload};
-use crate::ctl::{canary, failed, has_text};
+use crate::ctl::{failed, has_text, running_canary};
 use crate::exit;
 use crate::options::Bench;
 use crate::stdio::warn;
@@ -59,7 +59,7 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     })?;
     let metric = options.metric.as_deref().unwrap_or_default();
     let mut slices = Slices { options, pid, process, tiexecctl, metric, switched: false, workload };
-    if let Some(running) = canary::running_on(pid, Path::new(state::DIRECTORY)) {
+    if let Some(running) = running_canary::on(pid, Path::new(state::DIRECTORY)) {
         warn(format_args!("cannot measure process {}: {running}", pid.as_raw_nonzero()));
         return Err(exit::FAILED);
     }

@@ -14,11 +14,11 @@ use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, process, thp};
 
-use super::super::has_text;
 use super::super::targets::failed;
+use super::super::{has_text, running_canary};
 use super::cpu::CpuTime;
 use super::selection::{Selection, used};
-use super::{End, attach, running_on};
+use super::{End, attach};
 use crate::exit;
 use crate::stdio::warn;
 
@@ -364,7 +364,7 @@ fn member(pid: &Pid) -> Option<Member> {
 fn can_alternate(pid: Pid, process: &ProcDir, first: bool) -> Result<(), u8> {
     let number = pid.as_raw_nonzero();
     // A canary with another directory of verdicts.
-    if let Some(running) = running_on(pid, Path::new(state::DIRECTORY)) {
+    if let Some(running) = running_canary::on(pid, Path::new(state::DIRECTORY)) {
         warn(format_args!("cannot alternate process {number}: {running}"));
         return Err(exit::FAILED);
     }

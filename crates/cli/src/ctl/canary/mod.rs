@@ -9,13 +9,12 @@ mod verdicts;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tiexec_advise::canary::Finding;
 use tiexec_advise::compare::duration;
 use tiexec_advise::sequential::{CONFIDENCE, Interval, Sequence, Verdict};
-use tiexec_agent::canary::{Canaries, Runner, Turn};
+use tiexec_agent::canary::{Canaries, Turn};
 use tiexec_agent::decide::build_of;
 use tiexec_agent::off::{self, Off};
 use tiexec_agent::rules::Rules;
@@ -25,17 +24,17 @@ use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
 use tiexec_core::value::parse_duration;
-use tiexec_engine::locked_target::start_time;
 use tiexec_engine::settings::{CONFIG_FILE, MachineSettings};
+use tiexec_sys::interrupt;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, interrupt};
 use tiexec_tracee::clock;
 
 use self::live::{Arm, Live};
 use self::selection::Selection;
 use self::source::{Counter, Guard, Refusal, Server};
 use super::progress::Progress;
-use super::{attach, date, print};
+use super::running_canary::in_words;
+use super::{attach, print};
 use crate::exit;
 use crate::options::{Canary, LaunchSettings};
 use crate::settings;
@@ -250,7 +249,7 @@ fn begin(canaries: &Canaries) -> Result<Turn<'_>, u8> {
         Ok(Some(turn)) => Ok(turn),
         Ok(None) => {
             let what = match canaries.runner() {
-                Some(runner) => running(&runner),
+                Some(runner) => in_words(&runner),
                 None => "another one has just begun; fix: wait for its end".to_owned(),
             };
             warn(format_args!("cannot begin a canary: {what}"));
@@ -261,23 +260,6 @@ fn begin(canaries: &Canaries) -> Result<Turn<'_>, u8> {
             Err(exit::FAILED)
         }
     }
-}
-
-/// Describes a running canary, with the fix.
-fn running(Runner { pid, subject, since, until }: &Runner) -> String {
-    let (subject, since, until) = (subject.shown(), date::of(*since), date::of(*until));
-    format!(
-        "the canary of process {pid} alternates {subject} since {since}; \
-         fix: wait for its end, which comes by {until}"
-    )
-}
-
-/// Describes the running canary that works on a process, with the fix; `None` if there is none, or if this user may not
-/// know of it.
-pub(super) fn running_on(pid: Pid, state_dir: &Path) -> Option<String> {
-    let canaries = Canaries::open_existing(state_dir)?;
-    let begun = start_time(&ProcDir::of(pid).ok()?)?;
-    canaries.runner_on((pid.as_raw_nonzero().get(), begun)).as_ref().map(running)
 }
 
 /// Reverts the processes of a killed canary.
@@ -531,7 +513,7 @@ impl<'a> Run<'a> {
         }
         warn(format_args!(
             "cannot alternate {}: a switch to {} took more than {longest:?}; \
-             fix: select fewer processes, by their PIDs",
+             fix: name fewer processes, by their PIDs",
             self.live.exe().shown(),
             arm.as_str()
         ));
@@ -702,9 +684,7 @@ impl<'a> Run<'a> {
         }
         let build = ProcDir::of(self.live.main()).map_err(|error| error.to_string());
         if build.and_then(|process| build_of(&process)).as_ref() != Ok(&self.build) {
-            return Err(
-                "the program was replaced meanwhile; fix: start the canary again".to_owned()
-            );
+            return Err("the program was replaced meanwhile; fix: run the canary again".to_owned());
         }
         Ok(Finding {
             subject: subject(&self.build, self.settings),
