@@ -18,7 +18,7 @@ use tiexec_core::plan::Plan;
 use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_engine::hottest::Hot;
-use tiexec_engine::locked_target::{LONGEST, LockedTarget, Treated, look_for_text_of_ours};
+use tiexec_engine::locked_target::{LockedTarget, Treated, look_for_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
 use tiexec_engine::switched_off::{FILE as SWITCHED_OFF, is_switched_off};
@@ -201,11 +201,15 @@ impl Rehearsed {
     }
 }
 
-/// Plans an attach to a process, and changes nothing.
+/// Plans an attach to a process, and changes nothing. For a process of another user it takes at most `patience`.
 ///
 /// # Errors
 /// An attach could not begin, such as because this process may not trace the process.
-pub(crate) fn rehearse(pid: Pid, settings: &Settings) -> Result<Rehearsed, Failure> {
+pub(crate) fn rehearse(
+    pid: Pid,
+    settings: &Settings,
+    patience: Duration,
+) -> Result<Rehearsed, Failure> {
     let one = |pid, pool: &mut Pool| {
         let locked = LockedTarget::open_in_turn(pid, pool)?;
         let order = locked.order(policy(settings, true)?);
@@ -220,14 +224,17 @@ pub(crate) fn rehearse(pid: Pid, settings: &Settings) -> Result<Rehearsed, Failu
     }
     let gave_up = |_, failure: &Failure| Err(failure.clone());
     let gone = || Err(Failure::new(FailureKind::TargetGone, ""));
-    workers::each_apart(&[pid], LONGEST, one, gave_up).pop().unwrap_or_else(gone)
+    workers::each_apart(&[pid], patience, one, gave_up).pop().unwrap_or_else(gone)
 }
 
+/// How long the rehearsal of one process of another user may take, if only a warning depends on it.
+const BRIEFLY: Duration = Duration::from_secs(10);
 /// Most programs of a selection that are rehearsed.
 const MOST_PROGRAMS: usize = 16;
 
 /// Plans an attach to one process of each selected program, and changes nothing. Returns the plan by which most text is
-/// huge; `None` if no process is selected, there are too many programs, or one of them cannot be examined.
+/// huge; `None` if no process is selected, there are too many programs, or one of them cannot be examined. The processes
+/// decide what the plans show, so nothing but a warning may depend on them.
 pub(crate) fn rehearse_selected(options: &Attach) -> Option<Rehearsed> {
     let settings = settings_of(options).ok()?;
     // No plan has the code that the program makes itself.
@@ -243,7 +250,7 @@ pub(crate) fn rehearse_selected(options: &Attach) -> Option<Rehearsed> {
     }
     let mut best: Option<Rehearsed> = None;
     for pid in programs.into_values() {
-        let one = rehearse(pid, &settings).ok()?;
+        let one = rehearse(pid, &settings, BRIEFLY).ok()?;
         if best.as_ref().is_none_or(|best| best.total() < one.total()) {
             best = Some(one);
         }

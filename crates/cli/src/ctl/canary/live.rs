@@ -9,7 +9,7 @@ use tiexec_agent::state;
 use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::{maps, stat};
-use tiexec_engine::locked_target::{LOOKING, look_for_text_of_ours, start_time};
+use tiexec_engine::locked_target::{LONGEST, LOOKING, look_for_text_of_ours, start_time};
 use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, process, thp};
@@ -65,6 +65,8 @@ pub(super) struct Live<'a> {
     /// The time of all switches, and of the longest one.
     switching: Duration,
     longest_switch: Duration,
+    /// The longest switch except the first, for which the kernel has to find memory.
+    longest_later: Option<Duration>,
 }
 
 impl<'a> Live<'a> {
@@ -118,6 +120,7 @@ impl<'a> Live<'a> {
             switches: 0,
             switching: Duration::ZERO,
             longest_switch: Duration::ZERO,
+            longest_later: None,
         })
     }
 
@@ -150,7 +153,7 @@ impl<'a> Live<'a> {
     pub(super) fn must_be_possible(&self) -> Result<(), u8> {
         let named = self.named.iter().flatten().filter_map(|&(pid, _)| Pid::from_raw(pid));
         for pid in named.filter(|pid| *pid != self.main).chain([self.main]) {
-            match attach::rehearse(pid, self.settings) {
+            match attach::rehearse(pid, self.settings, LONGEST) {
                 Err(failure) => return Err(failed("alternate", pid, &failure)),
                 Ok(rehearsed) if pid == self.main && rehearsed.planned == 0 => {
                     let pid = pid.as_raw_nonzero();
@@ -195,6 +198,11 @@ impl<'a> Live<'a> {
         self.longest_switch
     }
 
+    /// Returns how long the next switch may take.
+    pub(super) fn switch_takes(&self) -> Duration {
+        self.longest_later.unwrap_or(self.longest_switch)
+    }
+
     /// Returns the arguments that select the same processes.
     pub(super) fn words(&self) -> String {
         self.selection.words()
@@ -235,6 +243,9 @@ impl<'a> Live<'a> {
         let took = begun.elapsed();
         self.switching += took;
         self.longest_switch = self.longest_switch.max(took);
+        if self.switches > 1 {
+            self.longest_later = self.longest_later.max(Some(took));
+        }
         switched
     }
 

@@ -492,12 +492,12 @@ impl<'a> Run<'a> {
     /// Returns the time that is left for all but the last switch, which puts the file's own text back.
     fn left(&self) -> Duration {
         let left = self.options.max.saturating_sub(self.begun.elapsed());
-        left.saturating_sub(self.live.longest_switch())
+        left.saturating_sub(self.live.switch_takes())
     }
 
     /// Returns how long a pair may take.
     fn pair_takes(&self) -> Duration {
-        let waits = 2 * self.live.longest_switch() + 4 * self.longest_look;
+        let waits = 2 * self.live.switch_takes() + 4 * self.longest_look;
         (2 * (self.slice + self.washout) + waits).max(self.longest_pair)
     }
 
