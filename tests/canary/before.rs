@@ -32,6 +32,23 @@ fn whether_anything_can_be_huge() {
 }
 
 #[test]
+fn whether_its_options_hold_together() {
+    for words in [
+        &["--counter", "echo 1", "--query", "up", "1"][..],
+        &["--counter", "echo 1", "--guard-query", "up", "1"],
+        &["--counter", "echo 1", "--conf-dir", "/etc", "1"],
+        &["--prometheus", "http://localhost", "1"],
+        &["--counter", "echo 1", "--rule", "r", "--exe", "/bin/sh"],
+        &["--counter", "echo 1", "--slice", "3m", "--max", "5m", "1"],
+        &["--counter", "echo 1", "--backing", "pagecache", "1"],
+    ] {
+        let done = ctl([&["canary"][..], words].concat());
+        done.assert_code(2);
+        assert_eq!(done.out(), "", "{done}");
+    }
+}
+
+#[test]
 fn whether_it_may_attach() {
     require!(is_root(), "another user needs root");
     let server = Server::start(100, 0);

@@ -387,7 +387,7 @@ pub struct Canary {
     pub prometheus: Option<String>,
 
     /// With --prometheus: an expression with one value that only grows, such as sum(http_requests_total)
-    #[arg(long, value_name = "EXPR", requires = "prometheus")]
+    #[arg(long, value_name = "EXPR", requires = "prometheus", conflicts_with = "counter")]
     pub query: Option<String>,
 
     /// End at once, and revert, when this command for the shell fails. canary runs it every second; root runs it as
@@ -396,7 +396,7 @@ pub struct Canary {
     pub guard: Option<String>,
 
     /// With --prometheus: end at once, and revert, when this expression has a value, as an alert does
-    #[arg(long, value_name = "EXPR", requires = "prometheus")]
+    #[arg(long, value_name = "EXPR", requires = "prometheus", conflicts_with = "counter")]
     pub guard_query: Option<String>,
 
     /// The ratio of work per CPU second, copies to base pages, above which copies are kept
@@ -424,7 +424,7 @@ pub struct Canary {
     pub json: bool,
 
     /// With --rule: the directory of the rules
-    #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY, value_parser = directory())]
+    #[arg(long, value_name = "DIR", default_value = tiexec_agent::rules::DIRECTORY, value_parser = directory(), conflicts_with_all = ["pids", "exe", "unit", "user"])]
     pub conf_dir: PathBuf,
 
     /// The directory of the verdicts
