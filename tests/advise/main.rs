@@ -5,4 +5,5 @@ mod budget;
 mod findings;
 mod real_programs;
 mod report_page;
+mod scan;
 mod ways;

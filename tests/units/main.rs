@@ -6,4 +6,5 @@ mod canary;
 mod enable;
 mod kinds;
 mod launch;
+mod scan;
 mod wait_exec;

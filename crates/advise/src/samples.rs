@@ -1,6 +1,6 @@
 //! Counts the kernel's samples for each page, with the process and the file of the page.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::perf::samples::What;
@@ -47,6 +47,8 @@ pub struct SampledPage {
 pub struct Tally {
     base: PageSize,
     names: Vec<Vec<u8>>,
+    /// The index of each name.
+    by_name: HashMap<Vec<u8>, usize>,
     spaces: Vec<Space>,
     current: HashMap<u32, usize>,
     counts: HashMap<(usize, RemoteAddr), (usize, u64)>,
@@ -56,12 +58,17 @@ pub struct Tally {
 impl Tally {
     /// The index of the name for code in no file, which a compiler made at run time.
     pub const ANONYMOUS: usize = 0;
+    /// The most executable mappings of a process, and the most names of all, that are kept: a process may map files of
+    /// new names without end. Code in further ones counts as code in no file. `vm.max_map_count` is 65,530 by default.
+    const MOST: usize = 1 << 16;
 
     /// Makes an empty tally, by base pages of this size.
     pub fn new(base: PageSize) -> Self {
+        let anonymous = b"(anonymous)".to_vec();
         Self {
             base,
-            names: vec![b"(anonymous)".to_vec()],
+            names: vec![anonymous.clone()],
+            by_name: HashMap::from([(anonymous, Self::ANONYMOUS)]),
             spaces: Vec::new(),
             current: HashMap::new(),
             counts: HashMap::new(),
@@ -69,11 +76,45 @@ impl Tally {
         }
     }
 
-    /// Adds the existing mappings of a process.
+    /// Adds the existing mappings of a process. Samples that it has already count for them, too.
     pub fn add_process(&mut self, pid: u32, vmas: &[Vma]) {
         for vma in vmas.iter().filter(|vma| vma.perms.exec) {
             self.map(pid, vma.range, vma.path());
         }
+        let space = self.space(pid);
+        let of = &self.spaces[space];
+        for (&(_, at), (name, _)) in self.counts.iter_mut().filter(|((of, _), _)| *of == space) {
+            *name = of.name_at(at).unwrap_or(Self::ANONYMOUS);
+        }
+    }
+
+    /// Returns the part that is about these processes.
+    #[must_use]
+    pub fn part(&self, pids: &HashSet<u32>) -> Self {
+        let mut part = Self { spaces: Vec::new(), current: HashMap::new(), ..self.clone() };
+        let mut kept = HashMap::new();
+        for (index, space) in
+            self.spaces.iter().enumerate().filter(|(_, of)| pids.contains(&of.pid))
+        {
+            kept.insert(index, part.spaces.len());
+            if space.current {
+                part.current.insert(space.pid, part.spaces.len());
+            }
+            part.spaces.push(space.clone());
+        }
+        let counts = part.counts.into_iter();
+        let counts = counts.filter_map(|((of, at), count)| Some(((*kept.get(&of)?, at), count)));
+        part.counts = counts.collect();
+        part
+    }
+
+    /// Returns how many samples each process has.
+    pub fn by_process(&self) -> HashMap<u32, u64> {
+        let mut samples = HashMap::new();
+        for page in self.pages() {
+            *samples.entry(self.spaces[page.space].pid).or_default() += page.samples;
+        }
+        samples
     }
 
     /// Adds an event. The caller must add events in the order of time.
@@ -81,9 +122,10 @@ impl Tally {
         match what {
             What::Sample { pid, at } => {
                 let space = self.space(pid);
-                let name = self.spaces[space].name_at(at).unwrap_or(Self::ANONYMOUS);
                 let page = at.align_down(self.base);
-                self.counts.entry((space, page)).or_insert((name, 0)).1 += 1;
+                let spaces = &self.spaces;
+                let name = || spaces[space].name_at(at).unwrap_or(Self::ANONYMOUS);
+                self.counts.entry((space, page)).or_insert_with(|| (name(), 0)).1 += 1;
             }
             What::Mapped { pid, range, name } => self.map(pid, range, &name),
             What::Exec { pid } => {
@@ -152,14 +194,22 @@ impl Tally {
         };
         let name = self.name(name);
         let space = self.space(pid);
-        self.spaces[space].mappings.push((range, name));
+        let mappings = &mut self.spaces[space].mappings;
+        if mappings.len() < Self::MOST {
+            mappings.push((range, name));
+        }
     }
 
     fn name(&mut self, name: &[u8]) -> usize {
-        self.names.iter().position(|known| known == name).unwrap_or_else(|| {
-            self.names.push(name.to_vec());
-            self.names.len() - 1
-        })
+        if let Some(&known) = self.by_name.get(name) {
+            return known;
+        }
+        if self.names.len() >= Self::MOST {
+            return Self::ANONYMOUS;
+        }
+        self.names.push(name.to_vec());
+        self.by_name.insert(name.to_vec(), self.names.len() - 1);
+        self.names.len() - 1
     }
 }
 
@@ -189,5 +239,32 @@ mod tests {
             .collect();
         of.sort_unstable();
         assert_eq!(of, [(1, &b"(anonymous)"[..], 1), (1, &b"/a"[..], 1), (2, &b"/a"[..], 1)]);
+    }
+
+    #[test]
+    fn mappings_may_come_after_the_samples_and_a_part_has_its_own_processes() {
+        let range = AddrRange::with_len(RemoteAddr::new(0x1000), 0x1000).unwrap();
+        let mut tally = Tally::new(BASE);
+        for pid in [1, 2, 2] {
+            tally.add(What::Sample { pid, at: RemoteAddr::new(0x1008) });
+        }
+        let mut part = tally.part(&HashSet::from([2]));
+        assert_eq!(part.by_process(), HashMap::from([(2, 2)]));
+        let vma = tiexec_core::proc::maps::parse(b"1000-2000 r-xp 0 08:01 7 /b\n").unwrap();
+        part.add_process(2, &vma);
+        let page = part.pages().next().expect("a page");
+        assert_eq!((&part.names()[page.name][..], page.samples), (&b"/b"[..], 2));
+        assert_eq!(part.spaces()[page.space].mappings().next().map(|(of, _)| of), Some(range));
+    }
+
+    #[test]
+    fn a_process_that_maps_without_end_is_bounded() {
+        let mut tally = Tally::new(BASE);
+        for number in 0..Tally::MOST as u64 + 9 {
+            let range = AddrRange::with_len(RemoteAddr::new(number << 12), 0x1000).unwrap();
+            tally.add(What::Mapped { pid: 1, range, name: format!("/{number}").into_bytes() });
+        }
+        assert_eq!(tally.spaces()[0].mappings().count(), Tally::MOST);
+        assert_eq!(tally.names().len(), Tally::MOST);
     }
 }

@@ -90,6 +90,8 @@ pub enum CtlCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Find which services and programs of this machine would gain: sample all of them at once, and rank them
+    Scan(Scan),
     /// Estimate by samples whether huge pages would help a program, and print the command to run
     #[command(
         override_usage = "tiexecctl advise [OPTIONS] PID...\n       tiexecctl advise [OPTIONS] -- COMMAND [ARGS]...",
@@ -296,6 +298,37 @@ pub struct Advise {
         conflicts_with = "targets"
     )]
     pub command: Vec<OsString>,
+}
+
+impl Advise {
+    /// Returns the options for these processes, without any other.
+    pub fn of(targets: Targets, duration: Option<Duration>) -> Self {
+        Self {
+            targets,
+            duration,
+            frequency: tiexec_engine::sampling::FREQUENCY,
+            follow: false,
+            json: false,
+            output: None,
+            command: Vec::new(),
+        }
+    }
+}
+
+/// The options of `tiexecctl scan`.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Scan {
+    /// How long to sample, such as 60s
+    #[arg(long, value_name = "DURATION", value_parser = parse_positive_duration, default_value = "20s")]
+    pub duration: Duration,
+
+    /// Samples in a second of each processor's time
+    #[arg(short = 'F', long, value_name = "HZ", default_value_t = tiexec_engine::sampling::FREQUENCY, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    pub frequency: u32,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// The options of `tiexecctl bench`.

@@ -1,5 +1,6 @@
 //! Samples where processes execute.
 
+use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use tiexec_advise::itlb::MissTime;
@@ -25,8 +26,12 @@ pub const FREQUENCY: u32 = 499;
 pub struct Sampling {
     sampler: Sampler,
     tally: Tally,
-    /// The only process to count; if `None`, all processes except this one.
-    pub only: Option<u32>,
+    /// The only processes to count; if `None`, all processes except this one.
+    pub only: Option<HashSet<u32>>,
+    /// True if the caller reads what the processes map, after the sampling.
+    samples_only: bool,
+    /// Samples of other processes than `only`. Those of this process do not count.
+    others: u64,
 }
 
 impl Sampling {
@@ -54,7 +59,51 @@ impl Sampling {
                 tally.add_process(number(*pid), &vmas);
             }
         }
-        Ok(Self { sampler, tally, only: None })
+        Ok(Self { sampler, tally, only: None, samples_only: false, others: 0 })
+    }
+
+    /// Begins with all processes of the machine at once, and counts these. Where the kernel forbids that, begins with each
+    /// thread of these, for which the user may lack some rights or descriptors: processes without the rights are left
+    /// out, and then the last ones of the list. The tally knows no mappings.
+    ///
+    /// Returns how many of the processes are sampled, too.
+    ///
+    /// # Errors
+    /// As [`Sampler::open`], if none of the processes can be sampled.
+    pub fn of_all(pids: &[Pid], frequency: u32, base: PageSize) -> Result<(Self, usize), SysError> {
+        let (sampler, sampled) = match Sampler::open_everywhere(frequency) {
+            Ok(sampler) => (sampler, pids.to_vec()),
+            Err(error) if is_forbidden(error) => Self::of_each(pids.to_vec(), frequency)?,
+            Err(error) => return Err(error),
+        };
+        let only = Some(sampled.iter().map(|&pid| number(pid)).collect());
+        let tally = Tally::new(base);
+        Ok((Self { sampler, tally, only, samples_only: true, others: 0 }, sampled.len()))
+    }
+
+    /// Opens a sampler of as many of the processes as may be sampled.
+    fn of_each(mut pids: Vec<Pid>, frequency: u32) -> Result<(Sampler, Vec<Pid>), SysError> {
+        process::lift_descriptor_limit();
+        let open = |pids: &[Pid]| {
+            let living = pids.iter().filter_map(|&pid| Some((pid, ProcDir::of(pid).ok()?)));
+            let tids: Vec<Pid> = living.flat_map(|(pid, of)| threads::list(&of, pid)).collect();
+            Sampler::open(&tids, Heirs::Threads, frequency)
+        };
+        loop {
+            match open(&pids) {
+                Err(error) if error.errno == Errno::MFILE && pids.len() > 1 => {
+                    pids.truncate(pids.len() / 2);
+                }
+                Err(error) if is_forbidden(error) => {
+                    let before = pids.len();
+                    pids.retain(|&pid| !matches!(open(&[pid]), Err(error) if is_forbidden(error)));
+                    if pids.is_empty() || pids.len() == before {
+                        return Err(error);
+                    }
+                }
+                opened => return Ok((opened?, pids)),
+            }
+        }
     }
 
     /// Begins with this process, which is about to start another.
@@ -64,7 +113,8 @@ impl Sampling {
     pub fn of_children(frequency: u32, base: PageSize) -> Result<Self, SysError> {
         // Child processes must inherit the event. Unwanted samples are dropped later.
         let sampler = Sampler::open(&[process::this()], Heirs::Processes, frequency)?;
-        Ok(Self { sampler, tally: Tally::new(base), only: None })
+        let tally = Tally::new(base);
+        Ok(Self { sampler, tally, only: None, samples_only: false, others: 0 })
     }
 
     /// Samples until `end`, until all have ended, or until `over`. Calls `look` on the living processes
@@ -110,6 +160,11 @@ impl Sampling {
         &self.tally
     }
 
+    /// Returns how many samples other processes had.
+    pub fn others(&self) -> u64 {
+        self.others
+    }
+
     /// Ends it; returns what has been seen.
     pub fn end(self) -> Tally {
         self.tally
@@ -122,13 +177,21 @@ impl Sampling {
                 What::Sample { pid, .. } => Some(*pid),
                 _ => None,
             };
-            let wanted =
-                self.only.map_or(of != Some(this), |only| of.is_none_or(|pid| pid == only));
-            if wanted {
+            let wanted = match &self.only {
+                None => of != Some(this),
+                Some(only) => of.is_none_or(|pid| only.contains(&pid)),
+            };
+            if !wanted {
+                self.others += u64::from(of != Some(this));
+            } else if !self.samples_only || matches!(what, What::Sample { .. } | What::Lost(_)) {
                 self.tally.add(what);
             }
         }
     }
+}
+
+fn is_forbidden(error: SysError) -> bool {
+    matches!(error.errno, Errno::PERM | Errno::ACCES)
 }
 
 /// Returns, in words, why sampling is refused, and what would help.

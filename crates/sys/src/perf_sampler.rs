@@ -46,6 +46,25 @@ impl Sampler {
     /// descriptors; EINVAL for a frequency above `kernel.perf_event_max_sample_rate`.
     pub fn open(tids: &[Pid], heirs: Heirs, frequency: u32) -> Result<Self, SysError> {
         let records = MMAP | MMAP2 | COMM | COMM_EXEC | TASK;
+        Self::open_by(frequency, records, |by| Rings::open(tids, heirs, by, Self::MOST))
+    }
+
+    /// Samples all processes, `frequency` times in a second of each processor's time. There are no records of what
+    /// the processes map: all of them would pay for these.
+    ///
+    /// # Errors
+    /// EACCES, EPERM without CAP_PERFMON where `kernel.perf_event_paranoid` is above 0, and where a filter forbids it;
+    /// EINVAL for a frequency above `kernel.perf_event_max_sample_rate`.
+    pub fn open_everywhere(frequency: u32) -> Result<Self, SysError> {
+        Self::open_by(frequency, 0, |by| Rings::open_everywhere(by, Self::MOST))
+    }
+
+    /// Samples by cycles or, where the processor does not count them, by time.
+    fn open_by(
+        frequency: u32,
+        records: u64,
+        open: impl Fn(&Attributes) -> Result<Rings, SysError>,
+    ) -> Result<Self, SysError> {
         let by_cycles = Attributes {
             kind: PERF_TYPE_HARDWARE,
             config: PERF_COUNT_HW_CPU_CYCLES,
@@ -55,15 +74,14 @@ impl Sampler {
             wakeup_watermark: (Self::MOST / 2) as u32,
             ..Attributes::default()
         };
-        match Rings::open(tids, heirs, &by_cycles, Self::MOST) {
+        match open(&by_cycles) {
             Err(error) if matches!(error.errno, Errno::NOENT | Errno::OPNOTSUPP | Errno::NODEV) => {
                 let by_time = Attributes {
                     kind: PERF_TYPE_SOFTWARE,
                     config: PERF_COUNT_SW_CPU_CLOCK,
                     ..by_cycles
                 };
-                let rings = Rings::open(tids, heirs, &by_time, Self::MOST)?;
-                Ok(Self { rings, clock: Clock::CpuClock })
+                Ok(Self { rings: open(&by_time)?, clock: Clock::CpuClock })
             }
             opened => Ok(Self { rings: opened?, clock: Clock::Cycles }),
         }

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tiexec_core::budget::{ENOUGH_SAMPLES, Misses};
 
 use super::MODEL_FACTORS;
 
 /// The answer: is huge text worth it?
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// At least a hundredth of the time is expected to be saved.
@@ -151,7 +151,7 @@ pub struct Evidence {
 }
 
 /// A verdict and its reasons.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Judgement {
     /// The verdict.
     pub verdict: Verdict,

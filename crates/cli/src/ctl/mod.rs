@@ -18,6 +18,7 @@ mod quarantine;
 mod report;
 pub(crate) mod rules;
 mod running_canary;
+mod scan;
 mod status;
 mod store;
 mod systemctl;
@@ -61,6 +62,7 @@ pub fn run() -> u8 {
         CtlCommand::Agent(command) => drain::run(&command),
         CtlCommand::InstallTo { directory } => install_to::run(&directory),
         CtlCommand::Store(command) => store::run(command),
+        CtlCommand::Scan(options) => scan::run(options),
         CtlCommand::Advise(options) => advise::run(&options),
         CtlCommand::Bench(options) => bench::run(&options),
         CtlCommand::Canary(options) => canary::run(&options),

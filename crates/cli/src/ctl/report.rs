@@ -7,7 +7,6 @@ use tiexec_advise::compare::Bench;
 use tiexec_advise::heat::Heat;
 use tiexec_advise::page::{Made, Page, Subject};
 use tiexec_core::escape::AsShown;
-use tiexec_engine::sampling::FREQUENCY;
 use tiexec_sys::Pid;
 
 use super::advise::Advised;
@@ -50,15 +49,8 @@ fn show(subject: Result<Subject, u8>, options: &ReportPage) -> u8 {
 }
 
 fn of_process(pids: &[Pid], pid: i32, duration: Option<Duration>) -> Result<Subject, u8> {
-    let options = Advise {
-        targets: Targets { pids: vec![pid.to_string()], ..Targets::default() },
-        duration,
-        frequency: FREQUENCY,
-        follow: false,
-        json: false,
-        output: None,
-        command: Vec::new(),
-    };
+    let targets = Targets { pids: vec![pid.to_string()], ..Targets::default() };
+    let options = Advise::of(targets, duration);
     let Advised { advice, tally, circumstances, .. } = advise::sample(DOING, pids, &options)?;
     let coverage = inspect::report(pid)?;
     let way = circumstances.ways.get(advice.way).cloned().unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Samples processes, or a command that it starts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -127,16 +127,17 @@ fn running(
     };
     let mut sampling = Sampling::of_running(&members, heirs, options.frequency, pages.base)
         .map_err(|error| refused(first, error))?;
-    sampling.only = (members.len() == 1 && !options.follow).then_some(first);
+    let only = (members.len() == 1 && !options.follow).then(|| HashSet::from([first]));
+    sampling.only = only.clone();
     let living = members.iter().filter_map(|&pid| Some((pid, ProcDir::of(pid).ok()?)));
     let tids: Vec<Pid> = living.flat_map(|(pid, process)| threads::list(&process, pid)).collect();
     let counters = Counters::open(&tids, heirs, walk_event(&Itlb::of(&processor::read())));
     let mut known = HashMap::new();
-    let (begun, only) = (Instant::now(), sampling.only);
+    let begun = Instant::now();
     let end = begun.checked_add(options.duration.unwrap_or(USUAL));
     // Ctrl-C ends the sampling early. The report has the samples until then.
     interrupt::catch();
-    let look = |tally: &Tally| look(tally, only, pages, &mut known);
+    let look = |tally: &Tally| look(tally, only.as_ref(), pages, &mut known);
     sampling.until(end, interrupt::asked, look).map_err(refuse)?;
     let lasted = begun.elapsed();
     let counted = counters.read();
@@ -166,12 +167,13 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     };
     // Ctrl-C ends only the command. The report has the samples until then.
     process::ignore_interrupts();
-    sampling.only = (!options.follow).then_some(child.id());
+    let only = (!options.follow).then(|| HashSet::from([child.id()]));
+    sampling.only = only.clone();
     let begun = Instant::now();
     let end = options.duration.and_then(|duration| begun.checked_add(duration));
-    let (pid, only) = (child.id(), sampling.only);
+    let pid = child.id();
     let mut known = HashMap::new();
-    let look = |tally: &Tally| look(tally, only, pages, &mut known);
+    let look = |tally: &Tally| look(tally, only.as_ref(), pages, &mut known);
     let sampled = sampling.until(end, || has_ended(&mut child), look);
     let lasted = begun.elapsed();
     // The counts include this process, which does little in user mode.
@@ -197,7 +199,12 @@ fn has_ended(child: &mut Child) -> bool {
 
 /// Reports that sampling is refused, with the fix. Returns the exit status.
 fn refused(pid: u32, error: SysError) -> u8 {
-    warn(format_args!("cannot sample process {pid}: {}", refusal(error)));
+    not_sampled(&format!("process {pid}"), error)
+}
+
+/// As [`refused`]; `what` is to be sampled.
+pub(in crate::ctl) fn not_sampled(what: &str, error: SysError) -> u8 {
+    warn(format_args!("cannot sample {what}: {}", refusal(error)));
     match error.errno {
         Errno::SRCH => exit::GONE,
         Errno::PERM | Errno::ACCES => exit::NOT_PERMITTED,
@@ -224,9 +231,14 @@ pub(super) struct Known {
 pub(super) const EDGES: [Edges; 2] = [Edges::Conservative, Edges::Pad];
 
 /// Reads the facts about the address spaces of live processes.
-fn look(tally: &Tally, only: Option<u32>, pages: Pages, found: &mut HashMap<usize, Known>) {
+pub(super) fn look(
+    tally: &Tally,
+    only: Option<&HashSet<u32>>,
+    pages: Pages,
+    found: &mut HashMap<usize, Known>,
+) {
     for (space, of) in tally.spaces().iter().enumerate() {
-        let wanted = of.current && only.is_none_or(|only| only == of.pid);
+        let wanted = of.current && only.is_none_or(|only| only.contains(&of.pid));
         let Some(pid) = i32::try_from(of.pid).ok().and_then(Pid::from_raw) else { continue };
         let Some(process) = ProcDir::of(pid).ok().filter(|_| wanted) else { continue };
         let Ok(seen) = areas::look(&process, pages) else { continue };
@@ -247,7 +259,7 @@ fn look(tally: &Tally, only: Option<u32>, pages: Pages, found: &mut HashMap<usiz
 }
 
 /// Attributes the samples to the original file of the text, also where one of our images replaces the file.
-fn attributed(mut tally: Tally, known: &HashMap<usize, Known>) -> Tally {
+pub(super) fn attributed(mut tally: Tally, known: &HashMap<usize, Known>) -> Tally {
     for (&space, known) in known {
         for text in &known.originals {
             tally.attribute(space, text.range, text.path());
@@ -257,7 +269,7 @@ fn attributed(mut tally: Tally, known: &HashMap<usize, Known>) -> Tally {
 }
 
 /// Plans an attach to the live processes, as `attach --dry-run` does.
-fn plan(tally: &Tally, pids: &[Pid], known: &mut HashMap<usize, Known>) {
+pub(super) fn plan(tally: &Tally, pids: &[Pid], known: &mut HashMap<usize, Known>) {
     let settings = Settings::default();
     let sources = Sources { pagecache: false, store: false, copy: Some(Backing::Image) };
     let spans = |locked: &LockedTarget, edges: Edges| {

@@ -6,29 +6,34 @@
 mod gather;
 mod ways;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::time::Duration;
 
 use tiexec_advise::advice::{Advice, Circumstances, Sampling, TextAdvice};
-use tiexec_advise::itlb::{Itlb, Verdict};
+use tiexec_advise::itlb::{Itlb, MissTime, Verdict};
 use tiexec_advise::samples::Tally;
+use tiexec_core::addr::Pages;
 use tiexec_core::budget::ENOUGH_SAMPLES;
 use tiexec_core::escape::AsShown;
+use tiexec_core::pmu_counts::Counted;
 use tiexec_engine::locked_target::LONGEST;
-use tiexec_engine::sampling::miss_time;
+use tiexec_engine::sampling::{miss_time, number};
 use tiexec_remap::store::directory::Directory;
 use tiexec_remap::workers;
 use tiexec_sys::perf_sampler::Clock;
-use tiexec_sys::{Pid, process, processor, thp};
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, areas, process, processor, thp};
 
 use super::targets::{looked_at, targets, together};
 use super::{can_write, write};
 use crate::exit;
-use crate::options::Advise;
+use crate::options::{Advise, Targets};
 use crate::stdio::warn;
 
-use gather::{Gathered, command_of};
+pub(super) use gather::not_sampled;
+use gather::{Gathered, Known, command_of};
+pub(super) use ways::shell;
 
 /// Advice, and its sources.
 pub(super) struct Advised {
@@ -107,22 +112,16 @@ pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advi
     let processes: HashSet<u32> =
         tally.pages().map(|page| tally.spaces()[page.space].pid).collect();
     let sampling = Sampling {
-        clock: match clock {
-            Clock::Cycles => "cycles",
-            Clock::CpuClock => "cpu_clock",
-        },
+        clock: clock_in_words(clock),
         frequency: options.frequency,
         duration_ms: u64::try_from(lasted.as_millis()).unwrap_or(u64::MAX),
         samples: tally.pages().map(|page| page.samples).sum(),
         lost: tally.lost(),
         processes: processes.len(),
     };
-    let itlb = Itlb::of(&processor::read());
     // The measurement follows the sampling, so that it disturbs no sampled process.
-    let time = miss_time(pages);
-    let ways = ways::ways(options, &comm, &tally, &known, pages);
-    let huge = known.into_iter().map(|(space, known)| (space, known.huge)).collect();
-    let circumstances = Circumstances { pages, huge, ways, itlb, time };
+    let machine = Machine::look(pages);
+    let circumstances = circumstances(options, &comm, &tally, known, &machine);
     let advice = Advice::new(pid, comm, &tally, &circumstances, sampling, counted);
     let mut advice =
         advice.ok_or_else(|| nothing_sampled(doing, pid, &sampled, options, lasted))?;
@@ -144,6 +143,66 @@ pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advi
             start.map(|start| format!("tiexecctl store setup && {start}")).or(advice.next);
     }
     Ok(Advised { advice, tally, circumstances, refused, sampled: sampled.len() })
+}
+
+/// The facts about the machine.
+pub(super) struct Machine {
+    pub(super) pages: Pages,
+    pub(super) itlb: Itlb,
+    pub(super) time: MissTime,
+}
+
+impl Machine {
+    /// Reads them, and measures what a miss costs.
+    pub(super) fn look(pages: Pages) -> Self {
+        Self { pages, itlb: Itlb::of(&processor::read()), time: miss_time(pages) }
+    }
+}
+
+/// Returns the facts beside the samples.
+fn circumstances(
+    options: &Advise,
+    comm: &str,
+    tally: &Tally,
+    known: HashMap<usize, Known>,
+    machine: &Machine,
+) -> Circumstances {
+    let Machine { pages, itlb, time } = machine;
+    let ways = ways::ways(options, comm, tally, &known, *pages);
+    let huge = known.into_iter().map(|(space, known)| (space, known.huge)).collect();
+    Circumstances { pages: *pages, huge, ways, itlb: itlb.clone(), time: *time }
+}
+
+/// Makes the advice about living processes from samples that others have taken. The tally needs no mappings: they are
+/// read here, which the processes can block. Processes that have ended are left out. `None` if nothing is left.
+pub(super) fn of_samples(
+    pids: &[Pid],
+    targets: Targets,
+    comm: String,
+    mut tally: Tally,
+    sampling: Sampling,
+    machine: &Machine,
+) -> Option<Advice> {
+    for &pid in pids {
+        let vmas = ProcDir::of(pid).and_then(|process| areas::vmas(&process));
+        tally.add_process(number(pid), &vmas.unwrap_or_default());
+    }
+    let mut known = HashMap::new();
+    gather::look(&tally, None, machine.pages, &mut known);
+    gather::plan(&tally, pids, &mut known);
+    let tally = gather::attributed(tally, &known);
+    let options = Advise::of(targets, None);
+    let circumstances = circumstances(&options, &comm, &tally, known, machine);
+    let first = pids.first().map_or(0, |&pid| number(pid));
+    Advice::new(first, comm, &tally, &circumstances, sampling, Counted::default())
+}
+
+/// Returns the name of the clock in JSON.
+pub(super) fn clock_in_words(clock: Clock) -> &'static str {
+    match clock {
+        Clock::Cycles => "cycles",
+        Clock::CpuClock => "cpu_clock",
+    }
 }
 
 /// Reports that nothing was sampled. Returns the exit status.

@@ -115,7 +115,7 @@ impl Wish {
 }
 
 /// Quotes the words for a shell.
-pub(super) fn shell(words: &[OsString]) -> String {
+pub(in crate::ctl) fn shell(words: &[OsString]) -> String {
     let one = |word: &OsString| word.word().to_string();
     words.iter().map(one).collect::<Vec<_>>().join(" ")
 }

@@ -62,7 +62,7 @@ impl Machine {
 
 /// Runs `status`; returns the exit status.
 pub(super) fn run(json: bool) -> u8 {
-    let all = All::look();
+    let all = All::look(|_| {});
     let agent = Agent::ask();
     let rows = rows(&all.seen, agent.as_ref().ok());
     let machine = Machine::look();
@@ -81,16 +81,7 @@ pub(super) fn run(json: bool) -> u8 {
     }
     let least = thp::pages().map_or(0, |pages| pages.pmd.bytes());
     let mut text = table(&rows, least);
-    let hidden = |count: usize, why: &str| match count {
-        0 => String::new(),
-        count => format!("{} {why}\n", counted(count, "process", "processes")),
-    };
-    let denied = match rustix::process::geteuid().is_root() {
-        true => "may not even be looked at by root; fix: run it outside the container",
-        false => "of others may not be looked at; fix: run it as root",
-    };
-    text += &hidden(all.denied, denied);
-    text += &hidden(all.silent, "of users one of whose processes could not be looked at in 2 s");
+    text += &hidden_processes(all.denied, all.silent);
     text += &in_words(&machine, &agent);
     match print(&text) {
         exit::OK if all.denied > 0 && all.seen.is_empty() => exit::NOT_PERMITTED,
@@ -102,7 +93,7 @@ pub(super) fn run(json: bool) -> u8 {
 fn rows(seen: &[Seen], agent: Option<&Agent>) -> Vec<Row> {
     let outcomes = agent.map(Agent::by_process).unwrap_or_default();
     let mut rows: BTreeMap<(Option<&str>, &str), Row> = BTreeMap::new();
-    for Seen { pid, exe, unit, text } in seen {
+    for Seen { pid, exe, unit, text, .. } in seen {
         let row = rows.entry((unit.as_deref(), exe)).or_default();
         let Text { bytes, huge, backings } = text;
         (row.unit, row.exe) = (unit.clone(), exe.clone());
@@ -171,6 +162,24 @@ fn table(rows: &[Row], least: u64) -> String {
     text
 }
 
+/// Returns a line about processes that the table does not show; nothing without any.
+pub(super) fn hidden(count: usize, why: &str) -> String {
+    match count {
+        0 => String::new(),
+        count => format!("{} {why}\n", counted(count, "process", "processes")),
+    }
+}
+
+/// Returns lines about the processes that could not be examined.
+pub(super) fn hidden_processes(denied: usize, silent: usize) -> String {
+    let why = match rustix::process::geteuid().is_root() {
+        true => "may not even be looked at by root; fix: run it outside the container",
+        false => "of others may not be looked at; fix: run it as root",
+    };
+    hidden(denied, why)
+        + &hidden(silent, "of users one of whose processes could not be looked at in 2 s")
+}
+
 pub(super) fn counted(count: usize, one: &str, more: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { more })
 }
@@ -208,7 +217,7 @@ mod tests {
         let backings =
             [("image".to_owned(), huge << 20)].into_iter().filter(|_| huge > 0).collect();
         let text = Text { bytes: mib << 20, huge: huge << 20, backings };
-        Seen { pid, exe: exe.to_owned(), unit: unit.map(str::to_owned), text }
+        Seen { pid, exe: exe.to_owned(), unit: unit.map(str::to_owned), users: Vec::new(), text }
     }
 
     #[test]

@@ -17,12 +17,14 @@ pub(in crate::ctl) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A process.
 #[derive(Debug)]
-pub(super) struct Seen {
-    pub(super) pid: i32,
+pub(in crate::ctl) struct Seen {
+    pub(in crate::ctl) pid: i32,
     /// The path of its program, as it is shown.
-    pub(super) exe: String,
-    pub(super) unit: Option<String>,
-    pub(super) text: Text,
+    pub(in crate::ctl) exe: String,
+    pub(in crate::ctl) unit: Option<String>,
+    /// Its user IDs.
+    pub(in crate::ctl) users: Vec<u32>,
+    pub(in crate::ctl) text: Text,
 }
 
 /// The text of a process, in bytes.
@@ -36,17 +38,17 @@ pub(in crate::ctl) struct Text {
 
 /// The processes, and the number of those that could not be examined.
 #[derive(Debug, Default)]
-pub(super) struct All {
-    pub(super) seen: Vec<Seen>,
+pub(in crate::ctl) struct All {
+    pub(in crate::ctl) seen: Vec<Seen>,
     /// The number of processes that this user may not examine.
-    pub(super) denied: usize,
+    pub(in crate::ctl) denied: usize,
     /// The number of processes that blocked the reader for too long, together with other processes of their users.
-    pub(super) silent: usize,
+    pub(in crate::ctl) silent: usize,
 }
 
 impl All {
-    /// Examines all processes.
-    pub(super) fn look() -> Self {
+    /// Examines all processes. Calls `progress` with the number of those that were examined.
+    pub(in crate::ctl) fn look(mut progress: impl FnMut(usize)) -> Self {
         let mut all = Self::default();
         // After one process has blocked the reader, the other processes of its user are skipped, so that a user can
         // cause only one such delay.
@@ -56,6 +58,7 @@ impl All {
             if !status.has_mm || pid == process::this() {
                 continue;
             }
+            progress(all.seen.len());
             let users = status.credentials.uids.clone();
             if silent.contains(&users) {
                 all.silent += 1;
@@ -77,6 +80,7 @@ impl All {
                     pid: pid.as_raw_nonzero().get(),
                     exe: process.exe_path().unwrap_or_default().shown().to_string(),
                     unit: systemd_units::shown(&process).map(|unit| unit.shown().to_string()),
+                    users,
                     text,
                 }),
                 Told::Denied => all.denied += 1,
