@@ -41,9 +41,16 @@ fn lists_and_every_process_that_runs_a_file() {
         }
         assert!(sum(reports, "huge_bytes") > 0, "{done}");
         let table = ctl([&["inspect"], args].concat()).out();
-        assert_eq!(table.matches("FILE ").count(), 3, "{table}");
+        // One has a copy, and two are alike.
+        assert_eq!(table.matches("FILE ").count(), 2, "{table}");
+        let two = format!("2 processes {} {}, each   text ", pids[1], pids[2]);
+        assert_eq!(table.matches(&two).count(), 1, "{table}");
         let last = table.lines().last().expect("lines");
         assert!(last.starts_with("all 3 processes   text "), "{table}");
+        assert!(last.contains("   one copy of "), "{table}");
+        let each = ctl([&["inspect", "--each"], args].concat()).out();
+        assert_eq!(each.matches("FILE ").count(), 3, "{each}");
+        assert_eq!(each.lines().last(), Some(last), "{each}");
         texts.push(table);
         let done = ctl([&["doctor"], args].concat());
         done.assert_code(0).assert_silent();
@@ -70,6 +77,35 @@ fn lists_and_every_process_that_runs_a_file() {
     for held in all {
         held.finish().assert_code(7);
     }
+}
+
+/// Forty processes that share a copy take one table, and the copy counts once.
+#[test]
+fn a_family_is_one() {
+    let copy = small("brood", Kind::DynamicNoPie);
+    let exe = copy.path().to_string_lossy().into_owned();
+    let mut brood = Run::new(copy.path(), ["40"]).plain().start();
+    brood.wait_line("ready");
+    ctl(["attach", "-q", "--backing=image", "--exe", &exe]).assert_code(0);
+    let done = ctl(["inspect", "--exe", &exe]);
+    done.assert_code(0).assert_silent();
+    let table = done.out();
+    // The parent waits in another state than its children, and may have other memory.
+    let tables = table.matches("FILE ").count();
+    assert!((1..=2).contains(&tables), "{table}");
+    assert!(table.contains(" processes, each   text "), "{table}");
+    assert!(table.contains("undo: tiexecctl revert --exe "), "{table}");
+    let last = table.lines().last().expect("lines");
+    assert!(last.starts_with("all 41 processes   text "), "{table}");
+    let told = lines(&ctl(["inspect", "--json", "--exe", &exe]));
+    let (sums, reports) = told.split_last().expect("lines");
+    assert_eq!((reports.len(), &sums["copies"]), (41, &1.into()), "{sums}");
+    let copied = reports[0]["files"].as_array().expect("files");
+    assert_eq!(sums["copies_bytes"], sum(copied, "cost_bytes"), "{sums}");
+    ctl(["revert", "-q", "--exe", &exe]).assert_code(0);
+    let after = ctl(["inspect", "--exe", &exe]).out();
+    assert!(!after.lines().last().expect("lines").contains("copy of"), "{after}");
+    brood.finish().assert_code(7);
 }
 
 /// The service's process ends while the first report waits for the reader.

@@ -76,6 +76,9 @@ pub enum CtlCommand {
         /// The processes.
         #[command(flatten)]
         targets: Targets,
+        /// Show each process, also where several look the same
+        #[arg(long)]
+        each: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,

@@ -55,6 +55,9 @@ pub struct FileCoverage {
     pub copied_bytes: u64,
     /// Memory that the copies take: the huge pages of memfds, and images of the store as a whole.
     pub cost_bytes: u64,
+    /// The copies, and the memory of each. Several processes may have the same copy.
+    #[serde(skip)]
+    pub copies: BTreeMap<FileId, u64>,
     /// Bytes that are not text, but became executable because they share a huge page with text.
     pub widened_bytes: u64,
     /// The backings of its huge text.
@@ -94,6 +97,9 @@ impl FileCoverage {
         self.huge_bytes += part.huge_bytes;
         self.copied_bytes += part.copied_bytes;
         self.cost_bytes += part.cost_bytes;
+        for (copy, bytes) in part.copies {
+            *self.copies.entry(copy).or_default() += bytes;
+        }
         self.widened_bytes += part.widened_bytes;
         self.backings.extend(part.backings);
         self.sizes.extend(part.sizes);
@@ -210,6 +216,7 @@ impl<'a> Run<'a> {
         let copied = if is_ours(vma) { mapped } else { 0 };
         let image = entry.image_bytes.filter(|_| is_ours(vma)).map(|bytes| (vma.file, bytes));
         let cost = if image.is_some() { 0 } else { copied };
+        let copies = (cost > 0).then_some((vma.file, cost));
         let backing = backing_of(entry, pages.base).filter(|_| huge > 0);
         let size = (huge > 0).then(|| size_of(entry, pages, huge));
         Some(Self {
@@ -221,6 +228,7 @@ impl<'a> Run<'a> {
                 huge_bytes: huge,
                 copied_bytes: copied,
                 cost_bytes: cost,
+                copies: copies.into_iter().collect(),
                 widened_bytes: widened,
                 backings: backing.into_iter().collect(),
                 sizes: size.into_iter().collect(),
@@ -299,7 +307,8 @@ impl FileSum {
 
     fn finish(self) -> FileCoverage {
         let Self { mut file, rest, images } = self;
-        file.cost_bytes += images.into_values().sum::<u64>();
+        file.cost_bytes += images.values().sum::<u64>();
+        file.copies.extend(images);
         order::by(&mut file.backings, Ord::cmp);
         file.backings.dedup();
         file.sizes = sum(&file.sizes);

@@ -241,7 +241,31 @@ const SMALL_SHARE_PERCENT: u64 = 2;
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.comm.shown(), self.pid)?;
+        let pid = self.pid.to_string();
+        self.write(f, &pid, &pid)
+    }
+}
+
+/// A report about several processes that are all alike.
+#[derive(Debug)]
+pub struct OfFamily<'a> {
+    /// The report of one of them.
+    pub report: &'a Report,
+    /// Stands in the place of the PID.
+    pub who: &'a str,
+    /// The arguments of `tiexecctl revert` for all of them.
+    pub undo: &'a str,
+}
+
+impl fmt::Display for OfFamily<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.report.write(f, self.who, self.undo)
+    }
+}
+
+impl Report {
+    fn write(&self, f: &mut fmt::Formatter<'_>, who: &str, undo: &str) -> fmt::Result {
+        write!(f, "{} {who}", self.comm.shown())?;
         if let Some(unit) = &self.unit {
             write!(f, "  {}", unit.shown())?;
         }
@@ -305,7 +329,7 @@ impl fmt::Display for Report {
             writeln!(f, "budget {}: {choice}", choice.budget)?;
         }
         self.nodes(f)?;
-        self.costs(f)?;
+        self.costs(f, undo)?;
         if let Some(why) = self.smaps_for {
             writeln!(
                 f,
@@ -315,9 +339,7 @@ impl fmt::Display for Report {
         }
         Ok(())
     }
-}
 
-impl Report {
     /// Returns whether `perf record` of this process works for the huge text, in words; `None` if no text is
     /// huge, or if the huge text is private memory of the program.
     fn perf(&self) -> Option<&'static str> {
@@ -357,7 +379,7 @@ impl Report {
         self.files.iter().map(|file| file.copied_bytes).sum()
     }
 
-    fn costs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn costs(&self, f: &mut fmt::Formatter<'_>, undo: &str) -> fmt::Result {
         if self.huge_bytes == 0 && self.launch.is_none() {
             return Ok(());
         }
@@ -395,7 +417,7 @@ impl Report {
         parts.extend(self.uprobes().map(|uprobes| format!("uprobes {uprobes}")));
         parts.extend(self.maps().map(|maps| format!("maps {maps}")));
         if copied > 0 {
-            parts.push(format!("undo: tiexecctl revert {}", self.pid));
+            parts.push(format!("undo: tiexecctl revert {undo}"));
         }
         writeln!(f, "{}", parts.join("   "))
     }
@@ -456,6 +478,8 @@ fn line(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::coverage::Rest;
     use crate::skip::SkipReason;
@@ -471,6 +495,7 @@ mod tests {
             huge_bytes,
             copied_bytes: huge_bytes,
             cost_bytes: huge_bytes,
+            copies: BTreeMap::new(),
             widened_bytes: 0,
             backings,
             sizes: Vec::new(),

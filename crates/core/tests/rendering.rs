@@ -1,5 +1,7 @@
 //! The output for people and for programs, as accepted snapshots: users see a change here.
 
+use std::collections::BTreeMap;
+
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::coverage::{FileCoverage, Rest};
 use tiexec_core::plan::{Backing, Means, Plan, Span, plan};
@@ -24,6 +26,7 @@ fn file(
         text_bytes: text,
         huge_bytes: huge,
         copied_bytes: if backings.iter().all(|&b| b == Backing::Pagecache) { 0 } else { huge },
+        copies: BTreeMap::new(),
         cost_bytes: if backings.iter().all(|&b| b == Backing::Pagecache) { 0 } else { huge },
         widened_bytes: 0,
         backings: backings.to_vec(),

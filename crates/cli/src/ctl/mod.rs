@@ -53,7 +53,7 @@ pub fn run() -> u8 {
         Err(error) => return crate::stdio::answer(error, exit::USAGE, exit::FAILED),
     };
     match ctl.command {
-        CtlCommand::Inspect { targets, json } => inspect::run(&targets, json),
+        CtlCommand::Inspect { targets, each, json } => inspect::run(&targets, each, json),
         CtlCommand::Doctor { targets, json } => doctor::run(&targets, json),
         CtlCommand::Status { json } => status::run(json),
         CtlCommand::Top(options) => top::run(&options),
