@@ -204,6 +204,17 @@ fn a_lock_of_its_memory_that_is_never_let_go() {
     let done = Run::new(support::tiexecctl(), ["status"]).plain().output();
     done.assert_code(0);
     assert!(done.out().contains("could not be looked at in 2 s"), "{done}");
+    // So does `scan`.
+    let other = Run::new(program("hold", Kind::DynamicNoPie), ["7"]).plain().hold();
+    let done = ctl(["scan", "--duration", "1s", "--json"]);
+    done.assert_code(0).assert_silent();
+    let scan = json(&done);
+    assert!(scan["silent"].as_u64().is_some_and(|count| count > 0), "{scan}");
+    let rows = scan["programs"].as_array().expect("programs");
+    let is_other =
+        |row: &Value| row["pids"].as_array().is_some_and(|pids| pids.contains(&other.pid().into()));
+    assert!(rows.iter().any(is_other), "{scan}");
+    other.finish().assert_code(7);
     shown_by_top(&pid);
     held.finish().assert_code(7);
 }
