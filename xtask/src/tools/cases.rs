@@ -25,6 +25,7 @@ const ELFUTILS: &str = "elfutils takes neighbouring mappings of one file for a m
 const PERF: &str = "A perf that begins later reads `/proc/PID/maps`, finds the copy there, and reads its symbols by that path; a memfd has none. \
     Begin the recording before the start or the attach.";
 const SAMPLES: &str = "The profile holds `/proc/self/maps`, and pprof looks for the address in the mappings of the program's file. Use perf.";
+const JHSDB: &str = "jhsdb looks for the address in the files that `/proc/PID/maps` names, and the image of a store has no symbols. Use gdb.";
 const OWN_PATH: &str = "The library opens the file that `/proc/self/maps` has at the address, and a memfd cannot be opened by that name. Use gdb, or \
     a store.";
 const SEGMENT: &str = "libunwind looks for the segment of the file that begins where the mapping at the address begins. A copy divides the \
@@ -58,13 +59,12 @@ pub(super) const CASES: &[Case] = &[
     names("libunwind", "libunwind, in the program", SEGMENT),
     names("boost", "Boost.Stacktrace by `addr2line`", ""),
     names("glog", "glog's handler of fatal signals", OWN_PATH),
-    names("asan", "AddressSanitizer", OWN_PATH),
-    names("rust", "Rust's `std::backtrace`, of a panic", OWN_PATH),
+    names("asan", "AddressSanitizer", ""),
+    names("rust", "Rust's `std::backtrace`, of a panic", ""),
     names("go_panic", "Go, traceback of a panic", ""),
-    // An idle Go program has no thread that an attach may stop.
-    Case { attach: false, ..names("go_pprof", "Go, `pprof` of the CPU", "") },
+    names("go_pprof", "Go, `pprof` of the CPU", ""),
     Case { attach: false, ..names("jstack", "`jstack`", "") },
-    Case { attach: false, ..names("jhsdb", "`jhsdb jstack --mixed`", SAMPLES) },
+    Case { attach: false, ..names("jhsdb", "`jhsdb jstack --mixed`", JHSDB) },
     Case { attach: false, ..names("hs_err", "the JVM's `hs_err` file", "") },
     names("node_report", "node, `process.report`", ""),
     Case { unit: "frames", ..names("py_spy", "`py-spy dump`", OWN_PATH) },

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime/pprof"
+	"syscall"
 	"time"
 )
 
@@ -48,8 +49,10 @@ func main() {
 		pads.Before()
 		after()
 	}
+	// Go waits for such a file as a server waits for its clients: the first thread sleeps on its own stack.
+	syscall.SetNonblock(0, true)
+	lines := bufio.NewScanner(os.NewFile(0, "stdin"))
 	fmt.Println("ready")
-	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() {
 		switch lines.Text() {
 		case "panic":
