@@ -1,7 +1,8 @@
 //! If the kernel refuses any of TiExec's calls in the process, the process is unchanged, and the next attempt works.
 
 use support::attaching::{
-    attach, attach_run, descriptors, is_switched, joined, ok, revert, revert_run, switched,
+    attach, attach_run, descriptors, files_joined, is_switched, joined, ok, revert, revert_run,
+    switched,
 };
 use support::{Kind, Run, program};
 
@@ -28,12 +29,15 @@ fn each_call_refused(pid: i32) -> u32 {
 /// Makes each call of a revert fail in turn, and reverts at last. If the file's own pages beside a copy cannot be mapped
 /// anew, a revert succeeds without them.
 fn reverted_with_each_call_refused(pid: i32) {
-    let mut refused = 0;
+    ok(&revert(pid));
+    let (before, mut refused) = (files_joined(pid), 0);
     for n in 1..20 {
         if switched(pid) == 0 {
             ok(&attach(pid));
         }
-        refused += u32::from(is_refused(pid, revert_run, n));
+        let is_refused = is_refused(pid, revert_run, n);
+        refused += u32::from(is_refused);
+        assert!(is_refused || files_joined(pid) == before, "call {n}: {:#?}", joined(pid));
     }
     assert!(refused >= 2, "{refused} calls were refused");
     if switched(pid) == 0 {

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use support::attaching::{ctl, descriptors, joined, small, staged};
+use support::attaching::{ctl, descriptors, files_joined, small, staged};
 use support::child::{Done, Held, eventually, soon, state};
 use support::edges::{ask, finish, hold};
 use support::extent::{Share, is_whole, met, rounds, shared};
@@ -117,7 +117,7 @@ impl Target {
             let pages: u32 = ask(&mut self.held, &format!("crowd {gib}")).parse().expect("a count");
             assert!(pages > (1 << 17) / gib / 2, "{pages}");
         }
-        (self.maps, self.fds) = (joined(self.pid()), descriptors(self.pid()));
+        (self.maps, self.fds) = (files_joined(self.pid()), descriptors(self.pid()));
     }
 
     fn pid(&self) -> i32 {
@@ -149,7 +149,7 @@ impl Target {
     /// Attaches. The attach must work.
     fn attached(&mut self, when: &str) {
         let done = self.attach().output();
-        let changed = joined(self.pid()) != self.maps;
+        let changed = files_joined(self.pid()) != self.maps;
         if done.end().0 != Some(0) || !changed {
             self.failed(format!("{when}: the attach after it: {done}"));
         }
@@ -167,7 +167,7 @@ impl Target {
         if done.out().contains("is mapped otherwise than before") {
             done = self.revert().output();
         }
-        let mut maps = joined(pid);
+        let mut maps = files_joined(pid);
         if let Some((_, true)) = self.crowd {
             let own = self.place.path().to_string_lossy();
             let staged: Vec<String> = (self.staged().iter())
@@ -434,15 +434,15 @@ fn claims_of_an_earlier_version_go() {
         // The program's own mapping, whose offset is not that of its addresses.
         let above = gap.end().get() + index as u64 * 2 * page;
         assert_eq!(ask(&mut held, &claim(above, above + page)), "ok");
-        let before = joined(pid);
+        let before = files_joined(pid);
         assert_eq!(ask(&mut held, &claim(gap.start().get(), gap.end().get())), "ok");
-        assert_ne!(joined(pid), before);
+        assert_ne!(files_joined(pid), before);
         ctl(words.into_iter().chain([pid.to_string().as_str()])).assert_code(0).assert_silent();
         let range = format!("{:x}-", end.get());
-        let is_there = joined(pid).iter().any(|line| line.starts_with(&range));
-        assert!(!is_there, "{words:?}: {:#?}", joined(pid));
+        let is_there = files_joined(pid).iter().any(|line| line.starts_with(&range));
+        assert!(!is_there, "{words:?}: {:#?}", files_joined(pid));
         ctl(["revert", &pid.to_string()]).assert_code(0).assert_silent();
-        assert_eq!(joined(pid), before, "{words:?}");
+        assert_eq!(files_joined(pid), before, "{words:?}");
     }
     assert!(ask(&mut held, "check").parse::<u64>().is_ok());
     finish(held);
@@ -472,7 +472,7 @@ fn killed_while_it_stands(index: u32, backing: &str, edges: &str, kind: Kind) {
             held.wait_line("ready");
             let (first, second) =
                 (held.pid(), held.said("twin").expect("its pid").parse().expect("a number"));
-            let before = joined(first);
+            let before = files_joined(first);
             let run = if what == "attach" {
                 attach(first)
             } else {
@@ -489,12 +489,12 @@ fn killed_while_it_stands(index: u32, backing: &str, edges: &str, kind: Kind) {
             }
             let done = tool.finish();
             assert_eq!(done.end().0 == Some(0), !stood, "{when}: {done}");
-            left += usize::from(joined(second).iter().any(|line| !before.contains(line)));
+            left += usize::from(files_joined(second).iter().any(|line| !before.contains(line)));
             revert(second).output().assert_code(0);
-            assert_eq!(joined(second), before, "{when}: {done}");
+            assert_eq!(files_joined(second), before, "{when}: {done}");
             if n % 2 == 0 {
                 attach(second).output().assert_code(0);
-                assert_ne!(joined(second), before, "{when}");
+                assert_ne!(files_joined(second), before, "{when}");
             }
             held.write(b"\n");
             held.wait_line("right");

@@ -9,7 +9,7 @@ use std::rc::Rc;
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::area::Area;
 use tiexec_core::coverage::{IMAGE_NAME_PREFIX, is_ours};
-use tiexec_core::file_ranges::{Part, Parts, in_range};
+use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::marks::Marks;
 use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::{FileId, Vma};
@@ -29,12 +29,9 @@ use crate::workers::Workers;
 const FILES_BESIDE: usize = 4;
 /// The most VMAs of other files that are examined on either side. A program may have any number of them.
 const VMAS_BESIDE: usize = 256;
-/// How often all files of a process are examined for a part at one place. The limit is more than several versions
-/// of TiExec can have left in a process.
-const ASKED_OF_ALL: usize = 64;
-
-/// The least distance between a staged mapping and all others, in bytes.
-const APART: u64 = 1 << 30;
+/// For how many areas of a process the copy is sought that they were moved from, and the most candidates for each.
+const MOVED: usize = 64;
+const MOVED_FROM: usize = 8;
 
 /// A file that a process maps.
 #[derive(Debug)]
@@ -60,7 +57,7 @@ pub(crate) struct Layouts<'a> {
     /// The VMAs of files that could be a program's, ascending.
     plain: Vec<&'a Vma>,
     opened: HashMap<FileId, Opened>,
-    asked_of_all: usize,
+    moved: usize,
 }
 
 impl<'a> Layouts<'a> {
@@ -72,7 +69,7 @@ impl<'a> Layouts<'a> {
         pages: Pages,
     ) -> Self {
         let plain = plain(vmas);
-        Self { process, workers, pages, vmas, plain, opened: HashMap::new(), asked_of_all: 0 }
+        Self { process, workers, pages, vmas, plain, opened: HashMap::new(), moved: 0 }
     }
 
     /// Returns the file that a VMA maps.
@@ -109,20 +106,20 @@ impl<'a> Layouts<'a> {
     /// Returns the file and what of it belongs in the place of TiExec's area at `index`, if the program has moved that area there
     /// and another area of the same copy is at its own place (mremap(2), `MREMAP_DONTUNMAP`).
     pub(crate) fn content_of_moved(&mut self, index: usize) -> Option<(Rc<Mapped>, Vec<Part>)> {
-        if self.asked_of_all == ASKED_OF_ALL {
+        if self.moved == MOVED {
             return None;
         }
-        self.asked_of_all += 1;
+        self.moved += 1;
         let moved = &self.vmas[index];
         let last = moved.file_offset.checked_add(moved.range.len())?;
-        for (other, vma) in self.vmas.iter().enumerate() {
-            let has_it = other != index
+        let has_it = |(other, vma): &(usize, &Vma)| {
+            *other != index
                 && vma.file == moved.file
                 && vma.file_offset <= moved.file_offset
-                && last <= vma.file_offset.saturating_add(vma.range.len());
-            if !has_it {
-                continue;
-            }
+                && last <= vma.file_offset.saturating_add(vma.range.len())
+        };
+        let (vmas, moved) = (self.vmas, moved.clone());
+        for (other, vma) in vmas.iter().enumerate().filter(has_it).take(MOVED_FROM) {
             let at = vma.range.start().checked_add(moved.file_offset - vma.file_offset)?;
             let place = AddrRange::with_len(at, moved.range.len())?;
             for file in self.beside(other).0 {
@@ -154,33 +151,9 @@ impl<'a> Layouts<'a> {
         }
         let pages = range.align_outward(self.pages.pmd);
         let beside_text = |parts: &&Parts| pages.is_some_and(|pages| parts.text_bytes(pages) > 0);
-        if certain.iter().any(beside_text)
+        certain.iter().any(beside_text)
             && range.len() < EDGES_IN_A_ROW * self.pages.pmd.bytes()
             && is_filler(memory, range)
-        {
-            return true;
-        }
-        // Versions of TiExec before marks staged in the middle of the widest gap.
-        let apart = || {
-            let low = range.start().checked_sub(APART).unwrap_or_default();
-            let high = range.end().checked_add(APART)?;
-            AddrRange::new(low, high)
-        };
-        let beside = |apart: AddrRange| in_range(self.vmas, apart).any(|vma| vma.range != range);
-        if apart().is_none_or(beside) || self.asked_of_all == ASKED_OF_ALL {
-            return false;
-        }
-        self.asked_of_all += 1;
-        let vmas = self.vmas;
-        let mut files = vmas.iter().filter(|vma| vma.is_file_backed() && !is_ours(vma));
-        files.all(|vma| {
-            let could_be_here = |file: Rc<Mapped>| {
-                // A file that is not ELF has no text, unless it was overwritten since it was mapped.
-                file.places.iter().any(|parts| parts.is_at(range))
-                    || vma.is_text() && file.places.is_empty()
-            };
-            self.of(vma).is_ok_and(|file| !could_be_here(file))
-        })
     }
 
     /// Returns the file and its certain place if the VMA, a mapping of the file itself, was widened, or remains of

@@ -96,8 +96,8 @@ pub fn joined(pid: i32) -> Vec<String> {
     joined_where(pid, |_, vma| vma.path.is_empty())
 }
 
-/// As [`joined`], but mappings of files that continue each other are joined, too. A revert leaves text divided whose place in
-/// its file is in doubt.
+/// As [`joined`], but mappings of files that continue each other are joined, too. A revert leaves text divided
+/// if long parts of it were no copies, or if its place in its file is in doubt.
 pub fn files_joined(pid: i32) -> Vec<String> {
     joined_where(pid, |last, vma| {
         vma.path.is_empty() || last.offset + (last.end - last.start) == vma.offset

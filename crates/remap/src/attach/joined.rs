@@ -2,7 +2,8 @@
 //!
 //! The kernel joins mappings of one open file only (`can_vma_merge_after` in `mm/vma.c` compares `vm_file`), and a revert
 //! opens the file anew. Text that was divided by a copy would stay divided, and some tools look for the segment that
-//! begins where a mapping begins. A revert therefore also maps anew what the copies had left of their segment.
+//! begins where a mapping begins. A revert therefore also maps anew what the copies had left of their segment, if that is
+//! short: the rests of a text that was copied as a whole.
 
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::area::Area;
 use tiexec_core::file_ranges::Part;
 use tiexec_core::order;
-use tiexec_core::proc::maps::FileId;
+use tiexec_core::proc::maps::{FileId, Vma};
 
 use crate::protection;
 
@@ -38,6 +39,8 @@ pub(super) struct Run {
     pub part: Part,
     /// The range from the first piece to the last. The pages beside it come back when the program needs them.
     pub populated: AddrRange,
+    /// The mappings beside and between the pieces.
+    pub beside: Vec<Vma>,
     /// Which of the pieces.
     pub pieces: Range<usize>,
 }
@@ -52,25 +55,25 @@ impl Run {
     pub(super) fn apart(&self, pieces: &[Piece]) -> impl Iterator<Item = Self> {
         let alone = |index: usize| {
             let part = pieces[index].part;
-            Self { part, populated: part.range, pieces: index..index + 1 }
+            Self { part, populated: part.range, beside: Vec::new(), pieces: index..index + 1 }
         };
         self.pieces.clone().map(alone)
     }
 }
 
 /// Sorts the pieces of a file, text first, and finds the runs that they make with `own`, the process's other areas in
-/// address order. `unwritten` tells whether nothing in a range was written to.
+/// address order. `may_join` tells of one of these whether it may be mapped anew.
 pub(super) fn runs(
     pieces: &mut [Piece],
     id: FileId,
     own: &[&Area],
-    unwritten: impl Fn(AddrRange) -> bool,
+    may_join: impl Fn(&Vma) -> bool,
 ) -> Vec<Run> {
     // Widened page cache loses its text first.
     order::by_key(pieces, |piece| (!piece.part.text, piece.part.range.start()));
     let mut runs: Vec<Run> = Vec::new();
     for (index, piece) in pieces.iter().enumerate() {
-        let mut part = piece.part;
+        let (mut part, mut beside) = (piece.part, Vec::new());
         let continues = |area: &&&Area| {
             let vma = &area.vma;
             let of_segment = piece
@@ -82,7 +85,7 @@ pub(super) fn runs(
                 && !vma.perms.shared
                 && !area.keyed
                 && protection::of(vma) == piece.protection
-                && unwritten(vma.range)
+                && may_join(vma)
         };
         let start = own.partition_point(|area| area.vma.range.end() <= part.range.start());
         let (below, above) = own.split_at(start);
@@ -93,12 +96,14 @@ pub(super) fn runs(
                 break;
             }
             part = piece.widened(part, area.vma.range);
+            beside.push(area.vma.clone());
         }
         for area in above.iter().take_while(continues) {
             if !touches(&part, area.vma.range.start()) {
                 break;
             }
             part = piece.widened(part, area.vma.range);
+            beside.push(area.vma.clone());
         }
         match runs.last_mut() {
             Some(last)
@@ -106,10 +111,16 @@ pub(super) fn runs(
                     && pieces[last.pieces.start].is_like(piece) =>
             {
                 last.part = piece.widened(last.part, part.range);
+                last.beside.append(&mut beside);
                 last.populated = hull(last.populated, piece.part.range);
                 last.pieces.end = index + 1;
             }
-            _ => runs.push(Run { part, populated: piece.part.range, pieces: index..index + 1 }),
+            _ => runs.push(Run {
+                part,
+                populated: piece.part.range,
+                beside,
+                pieces: index..index + 1,
+            }),
         }
     }
     runs
@@ -159,8 +170,8 @@ mod tests {
             segment,
         };
         let mut pieces: Vec<Piece> = copies.iter().map(piece).collect();
-        let unwritten = |range: AddrRange| !range.contains(RemoteAddr::new(written));
-        let found = runs(&mut pieces, id, &areas.iter().collect::<Vec<_>>(), unwritten);
+        let may_join = |vma: &Vma| !vma.range.contains(RemoteAddr::new(written));
+        let found = runs(&mut pieces, id, &areas.iter().collect::<Vec<_>>(), may_join);
         let run = |run: &Run| {
             let range = run.part.range;
             assert_eq!(run.part, segment.within(range).unwrap());

@@ -9,6 +9,8 @@
 //! text alone would look like the file's own. Before that, pages of the hugetlb pool that hold an edge become base
 //! pages. Pieces of a segment become one mapping again, [with the file's own pages beside them](super::joined).
 
+use std::cell::Cell;
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use tiexec_core::addr::{AddrRange, RemoteAddr};
@@ -38,9 +40,12 @@ use super::{
 };
 use crate::mapped::{self, Layouts, Mapped, is_marked_widened};
 use crate::protection::{GUARDED, TEXT};
-use crate::switch::{self, OpenFile, Switch};
+use crate::switch::{self, OpenFile, Surroundings, Switch};
 use crate::target_file::{ReadAt, TargetFile};
 use crate::workers::SameBytes;
+
+/// The most bytes of a file's own pages beside copies that are compared and mapped anew in one process.
+const BESIDE: u64 = 64 << 20;
 
 /// The result of a revert.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -206,8 +211,20 @@ impl Work {
             }
         }
         let files = originals.moved.iter_mut().chain(&mut originals.files);
-        for Original { id, pieces, runs, .. } in files {
-            *runs = joined::runs(pieces, *id, &own, |range| written.none(range).is_ok());
+        let room = Cell::new(BESIDE);
+        for Original { id, file, pieces, runs } in files {
+            // A file that is opened anew can have other bytes: overlayfs may have copied it up since.
+            let may_join = |vma: &Vma| {
+                let rest = room.get().checked_sub(vma.range.len());
+                let short = vma.range.len() < order.policy.pages.pmd.bytes();
+                room.set(rest.filter(|_| short).unwrap_or(room.get()));
+                short
+                    && rest.is_some()
+                    && written.none(vma.range).is_ok()
+                    && compare(order.target.space.memory(), vma.range, file, vma.file_offset)
+                        .is_ok()
+            };
+            *runs = joined::runs(pieces, *id, &own, may_join);
         }
         reverted.found_text += originals.pieces().map(Piece::text_bytes).sum::<u64>();
         let exchange = None;
@@ -251,7 +268,7 @@ impl Work {
         let Originals { filler, widened, .. } = &self.originals;
         let of_ours = |vma: &&Vma| {
             let taken = |range: &AddrRange| vma.range.overlaps(*range);
-            self.originals.all().flat_map(|file| &file.runs).any(|run| taken(&run.part.range))
+            self.originals.pieces().any(|piece| taken(&piece.part.range))
                 || filler.iter().chain(widened).any(taken)
         };
         self.entries.iter().map(|entry| &entry.vma).filter(of_ours).collect()
@@ -271,7 +288,7 @@ impl Work {
         snapshot: &Snapshot,
         back: &mut Back,
     ) -> Result<(), Failure> {
-        let Self { originals, written, marks, locks, .. } = self;
+        let Self { originals, written, marks, .. } = self;
         let taken = residue::take_away(executor, by, order.target, &originals.left);
         let around = surroundings(order, snapshot, *marks);
         if let Some(exchange) = self.exchange.as_ref().filter(|_| originals.all().next().is_some())
@@ -279,54 +296,87 @@ impl Work {
             exchange.make(executor, passing, &around, written)?;
         }
         back.all += unmap_all(executor, &originals.filler)?;
-        for Original { id, file, pieces, runs } in originals.all() {
-            let received = passing.pass(executor, Handed::Original(file), None)?;
-            let source = OpenFile { fd: received.fd, file: *id };
+        let mut put_back = |executor: &mut P::Executor, original: &Original| {
+            let received = passing.pass(executor, Handed::Original(&original.file), None)?;
+            let source = OpenFile { fd: received.fd, file: original.id };
+            let done = self.put_back(executor, original, source, order, &around, back);
+            passing.let_go(executor)?;
+            done
+        };
+        // A part that was moved and cannot be put back does not keep the others in their copies.
+        let mut of_moved = Ok(());
+        for original in &originals.moved {
+            of_moved = of_moved.and(put_back(executor, original));
+        }
+        for original in &originals.files {
+            put_back(executor, original)?;
+        }
+        back.all += unmap_all(executor, &originals.widened)?;
+        back.all += taken?;
+        of_moved
+    }
+
+    /// Maps the parts of one file, which the process has open.
+    ///
+    /// # Errors
+    /// The first failure. What was not put back is unchanged.
+    fn put_back(
+        &self,
+        executor: &mut impl Executor,
+        original: &Original,
+        source: OpenFile,
+        order: &AttachOrder<'_>,
+        around: &Surroundings<'_>,
+        back: &mut Back,
+    ) -> Result<(), Failure> {
+        let Self { written, locks, .. } = self;
+        let Original { file, pieces, runs, .. } = original;
+        let (mut todo, mut failed) = (runs.clone(), Vec::new());
+        while !todo.is_empty() {
+            let beside: HashMap<AddrRange, &Run> =
+                todo.iter().map(|run| (run.part.range, run)).collect();
             // The first comparison accepted pages that were written to, if their bytes were the file's again. Such
-            // pages may have changed since: compare them once more.
+            // pages may have changed since, and so may the mappings of the file itself.
             let unchanged = |piece: &Switch| {
+                if let Some(run) = beside.get(&piece.to) {
+                    order.target.unchanged(&run.beside.iter().collect::<Vec<_>>())?;
+                }
                 written.base_pages(piece.to)?.into_iter().try_for_each(|pages| {
                     let into = pages.start().get() - piece.to.start().get();
                     compare(order.target.space.memory(), pages, file, piece.offset + into)
                 })
             };
-            let (mut todo, mut failed) = (runs.clone(), Vec::new());
-            while !todo.is_empty() {
-                let mut switches = Vec::new();
-                for Run { part, populated, pieces: of_run } in &todo {
-                    let (offset, to, populated) = (part.file_offset, part.range, *populated);
-                    let (locked, backing) = (*locks && probe::is_locked(executor, to)?, None);
-                    let protection = pieces[of_run.start].protection;
-                    switches.push(Switch {
-                        source,
-                        offset,
-                        to,
-                        populated,
-                        locked,
-                        protection,
-                        backing,
-                    });
-                }
-                let mut of_each = todo.iter();
-                switch::switch_all(executor, &around, &switches, &unchanged, |_, outcome| {
-                    let Some(run) = of_each.next() else { return outcome };
-                    let of_run = &pieces[run.pieces.clone()];
-                    // The file's own pages can be why. They stay then.
-                    if outcome.is_err() && !run.is_one_piece(of_run) {
-                        failed.extend(run.apart(pieces));
-                        return Ok(());
-                    }
-                    outcome?;
-                    back.all += of_run.iter().map(|piece| piece.part.range.len()).sum::<u64>();
-                    back.text += of_run.iter().map(Piece::text_bytes).sum::<u64>();
-                    Ok(())
-                })?;
-                todo = std::mem::take(&mut failed);
+            let mut switches = Vec::new();
+            for Run { part, populated, pieces: of_run, .. } in &todo {
+                let (offset, to, populated) = (part.file_offset, part.range, *populated);
+                let (locked, backing) = (*locks && probe::is_locked(executor, to)?, None);
+                let protection = pieces[of_run.start].protection;
+                switches.push(Switch {
+                    source,
+                    offset,
+                    to,
+                    populated,
+                    locked,
+                    protection,
+                    backing,
+                });
             }
-            passing.let_go(executor)?;
+            let mut of_each = todo.iter();
+            switch::switch_all(executor, around, &switches, &unchanged, |_, outcome| {
+                let Some(run) = of_each.next() else { return outcome };
+                let of_run = &pieces[run.pieces.clone()];
+                // The file's own pages can be why. They stay then.
+                if outcome.is_err() && !run.is_one_piece(of_run) {
+                    failed.extend(run.apart(pieces));
+                    return Ok(());
+                }
+                outcome?;
+                back.all += of_run.iter().map(|piece| piece.part.range.len()).sum::<u64>();
+                back.text += of_run.iter().map(Piece::text_bytes).sum::<u64>();
+                Ok(())
+            })?;
+            todo = std::mem::take(&mut failed);
         }
-        back.all += unmap_all(executor, &originals.widened)?;
-        back.all += taken?;
         Ok(())
     }
 
@@ -373,6 +423,12 @@ impl Originals {
         index: usize,
     ) -> Result<(), Failure> {
         let (memory, range) = (order.target.space.memory(), entry.vma.range);
+        if entry.vma.perms.write {
+            return Err(Failure::new(
+                SkipReason::ModifiedText,
+                "the process may write to the copy",
+            ));
+        }
         let (files, mut why) = layouts.beside(index);
         let places = files.iter().flat_map(|file| file.places.iter().map(move |at| (file, at)));
         let mut here: Vec<_> = places.filter(|(_, parts)| parts.is_at(range)).collect();
@@ -402,12 +458,10 @@ impl Originals {
                 }
             }
         }
-        if let Some((file, content)) = layouts.content_of_moved(index)
-            && content
+        if let Some((file, content)) = layouts.content_of_moved(index) {
+            content
                 .iter()
-                .try_for_each(|part| compare(memory, part.range, &file.file, part.file_offset))
-                .is_ok()
-        {
+                .try_for_each(|part| compare(memory, part.range, &file.file, part.file_offset))?;
             return add(&mut self.moved, &file, &Parts::listed(content.clone()), content, entry);
         }
         // A TiExec that died left this area: it holds filler, or lies beside the text.
