@@ -86,10 +86,10 @@ eu_stack_gcore() {
 
 systemd_coredump() {
     local program=
-    for place in "${SYSTEMD_COREDUMP:-}" /usr/lib/systemd/systemd-coredump /lib/systemd/systemd-coredump; do
+    for place in {,"$CACHE"/systemd-coredump}{/usr,}/lib/systemd/systemd-coredump; do
         [ ! -x "$place" ] || program=${program:-$place}
     done
-    [ -n "$program" ] || skip "no systemd-coredump (Debian's systemd-coredump)"
+    [ -n "$program" ] || skip "no systemd-coredump"
     need python3 python3 && program
     kernel_core
     # The program keeps the core below /var/lib/systemd.
@@ -344,7 +344,8 @@ node_report() {
     sed -n '/"nativeStack"/,/^  ],/p' report.json | sed -n 's/.*"symbol": "\([^"]*\)".*/\1/p' | sed 's/ *\[.*//; s/+0x.*//; s/(.*//' | grep -E '^(node|v8|uv)' | head -n 12
 }
 py_spy() {
-    need py-spy "pip's py-spy"
+    PATH=$PATH:$(echo "$CACHE"/py-spy-*/bin)
+    need py-spy "PyPI's py-spy"
     [ -x /usr/bin/python3.11 ] || skip "no /usr/bin/python3.11 (Debian's python3)"
     private /usr/bin/python3.11 python3.11
     [ "$WAY" != pagecache ] || skip "the text of python3.11 holds no whole huge page of the file"

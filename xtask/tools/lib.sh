@@ -4,6 +4,7 @@
 #   PROGRAMS    the directory of tiexec and tiexecctl
 #   SHARED      a directory for what is compiled once for all cases
 #   TOOLS       the directory of this file
+#   CACHE       the directory of programs that scripts/setup has unpacked
 # The working directory is empty, and /run is the case's own. A case prints what the tool says, as lines that plain must equal.
 set -u
 export LC_ALL=C DEBUGINFOD_URLS=

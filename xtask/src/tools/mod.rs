@@ -18,6 +18,7 @@ use clap::Args;
 
 use self::cases::{CASES, Case};
 use crate::repository;
+use crate::vm::cache::Cache;
 use crate::vm::{Arch, Lacking, forbids_skips};
 
 /// Asks debuggers, profilers and crash handlers about programs on huge pages
@@ -186,6 +187,7 @@ impl Machine {
         command.args(["--mount", "--propagation=private", "sh", "-c", IN_OWN_RUN, "sh", case.name]);
         command.env("WAY", way.as_str()).env("MODE", mode).env("PROGRAMS", &self.programs);
         command.env("SHARED", &shared).env("TOOLS", &self.tools).env_remove("TIEXEC");
+        command.env("CACHE", Cache::open()?.path());
         let output = command.current_dir(&own).stdin(Stdio::null()).output().context("unshare")?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let last = || {
