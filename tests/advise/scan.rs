@@ -194,7 +194,8 @@ fn a_terminal_shows_the_progress_and_then_the_table() {
     let hot = spinning(hot.path(), &[]);
     // Without the trap, Ctrl-C would end the shell, too, and the screen with it.
     let command = format!("trap : INT; '{}' scan --duration 10m", tiexecctl().display());
-    let screen = Screen::new(80, 50, &command, &[]);
+    // Other programs of the machine are in the table, too.
+    let screen = Screen::new(80, 400, &command, &[]);
     screen.go();
     screen.wait_for("sampling ");
     works(hot.pid());

@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use support::attaching::{attach, ctl, ctl_named, json, small, switched};
+use support::child::soon;
 use support::smaps::pmd_size;
 use support::{Done, Fresh, Held, Kind, Run, program, require};
 
@@ -92,8 +93,13 @@ fn a_treated_process_has_one_row_for_its_text() {
     }
     // If no way reaches more, the advice recommends nothing.
     follow(&format!("tiexecctl attach --edges=pad {}", held.pid()));
-    let text = advise(&[&held.pid().to_string()]).out();
-    assert!(text.ends_with("\nnext  nothing: leave it as it is\n"), "{text}");
+    let mut text = String::new();
+    // On a busy machine, one sampling may have too few samples for that.
+    let told = soon(|| {
+        text = advise(&[&held.pid().to_string()]).out();
+        text.ends_with("\nnext  nothing: leave it as it is\n")
+    });
+    assert!(told, "{text}");
 }
 
 /// A start by tiexec moves a position-independent program to an address where most of its text fills huge pages.

@@ -325,8 +325,8 @@ pub struct Scan {
     #[arg(long, value_name = "DURATION", value_parser = parse_positive_duration, default_value = "20s")]
     pub duration: Duration,
 
-    /// Samples in a second of each processor's time
-    #[arg(short = 'F', long, value_name = "HZ", default_value_t = tiexec_engine::sampling::FREQUENCY, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    /// Samples in a second of each processor's time, at most 2000
+    #[arg(short = 'F', long, value_name = "HZ", default_value_t = tiexec_engine::sampling::FREQUENCY, value_parser = clap::value_parser!(u32).range(1..=2000))]
     pub frequency: u32,
 
     /// Print JSON

@@ -71,6 +71,7 @@ impl Sampling {
     /// # Errors
     /// As [`Sampler::open`], if none of the processes can be sampled.
     pub fn of_all(pids: &[Pid], frequency: u32, base: PageSize) -> Result<(Self, usize), SysError> {
+        process::lift_descriptor_limit();
         let (sampler, sampled) = match Sampler::open_everywhere(frequency) {
             Ok(sampler) => (sampler, pids.to_vec()),
             Err(error) if is_forbidden(error) => Self::of_each(pids.to_vec(), frequency)?,
@@ -83,11 +84,10 @@ impl Sampling {
 
     /// Opens a sampler of as many of the processes as may be sampled.
     fn of_each(mut pids: Vec<Pid>, frequency: u32) -> Result<(Sampler, Vec<Pid>), SysError> {
-        process::lift_descriptor_limit();
         let open = |pids: &[Pid]| {
             let living = pids.iter().filter_map(|&pid| Some((pid, ProcDir::of(pid).ok()?)));
             let tids: Vec<Pid> = living.flat_map(|(pid, of)| threads::list(&of, pid)).collect();
-            Sampler::open(&tids, Heirs::Threads, frequency)
+            Sampler::open_by_time(&tids, frequency)
         };
         loop {
             match open(&pids) {

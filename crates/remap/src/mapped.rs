@@ -138,9 +138,8 @@ impl<'a> Layouts<'a> {
         None
     }
 
-    /// Returns whether TiExec's area at `index` lies where nothing belongs. There are two cases: the area is filler
-    /// in a huge page at the edge of a text, where the text's file has nothing; or the area lies where no file of
-    /// the process could have a part. Returns false in doubt.
+    /// Returns whether TiExec's area at `index` lies where nothing belongs: it is filler in a huge page at the edge of a
+    /// text, where the text's file has nothing. Returns false in doubt. (What a dead TiExec had staged carries a mark.)
     pub(crate) fn belongs_nowhere(&mut self, memory: &Memory, index: usize) -> bool {
         let range = self.vmas[index].range;
         let (files, _) = self.beside(index);

@@ -185,7 +185,7 @@ impl Rings {
     /// Opens an event for all processes on each processor.
     ///
     /// # Errors
-    /// As [`open`]: EACCES, EPERM without CAP_PERFMON where `kernel.perf_event_paranoid` is above -1.
+    /// As [`open`]: EACCES, EPERM without CAP_PERFMON where `kernel.perf_event_paranoid` is above 0.
     pub(crate) fn open_everywhere(attributes: &Attributes, most: usize) -> Result<Self, SysError> {
         let mut rings = Vec::new();
         for processor in online_processors() {

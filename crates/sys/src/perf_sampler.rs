@@ -46,44 +46,53 @@ impl Sampler {
     /// descriptors; EINVAL for a frequency above `kernel.perf_event_max_sample_rate`.
     pub fn open(tids: &[Pid], heirs: Heirs, frequency: u32) -> Result<Self, SysError> {
         let records = MMAP | MMAP2 | COMM | COMM_EXEC | TASK;
-        Self::open_by(frequency, records, |by| Rings::open(tids, heirs, by, Self::MOST))
+        let open = |by: &Attributes| Rings::open(tids, heirs, by, Self::MOST);
+        let by_cycles = Self::attributes(Clock::Cycles, frequency, records);
+        match open(&by_cycles) {
+            Err(error) if matches!(error.errno, Errno::NOENT | Errno::OPNOTSUPP | Errno::NODEV) => {
+                let by_time = Self::attributes(Clock::CpuClock, frequency, records);
+                Ok(Self { rings: open(&by_time)?, clock: Clock::CpuClock })
+            }
+            opened => Ok(Self { rings: opened?, clock: Clock::Cycles }),
+        }
     }
 
-    /// Samples all processes, `frequency` times in a second of each processor's time. There are no records of what
-    /// the processes map: all of them would pay for these.
+    /// Samples the threads `tids` by time, and the threads that they start: the number of samples is their time in user
+    /// mode. (The kernel adapts a rate of cycles to the time of the clock, so that time in the kernel counts, too.) There are
+    /// no records of what the processes map.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_by_time(tids: &[Pid], frequency: u32) -> Result<Self, SysError> {
+        let by = Self::attributes(Clock::CpuClock, frequency, 0);
+        let rings = Rings::open(tids, Heirs::Threads, &by, Self::MOST)?;
+        Ok(Self { rings, clock: Clock::CpuClock })
+    }
+
+    /// Samples all processes by time, `frequency` times in a second of each processor's time in user mode. There are no
+    /// records of what the processes map: all of them would pay for these.
     ///
     /// # Errors
     /// EACCES, EPERM without CAP_PERFMON where `kernel.perf_event_paranoid` is above 0, and where a filter forbids it;
     /// EINVAL for a frequency above `kernel.perf_event_max_sample_rate`.
     pub fn open_everywhere(frequency: u32) -> Result<Self, SysError> {
-        Self::open_by(frequency, 0, |by| Rings::open_everywhere(by, Self::MOST))
+        let by = Self::attributes(Clock::CpuClock, frequency, 0);
+        Ok(Self { rings: Rings::open_everywhere(&by, Self::MOST)?, clock: Clock::CpuClock })
     }
 
-    /// Samples by cycles or, where the processor does not count them, by time.
-    fn open_by(
-        frequency: u32,
-        records: u64,
-        open: impl Fn(&Attributes) -> Result<Rings, SysError>,
-    ) -> Result<Self, SysError> {
-        let by_cycles = Attributes {
-            kind: PERF_TYPE_HARDWARE,
-            config: PERF_COUNT_HW_CPU_CYCLES,
+    fn attributes(clock: Clock, frequency: u32, records: u64) -> Attributes {
+        let (kind, config) = match clock {
+            Clock::Cycles => (PERF_TYPE_HARDWARE, PERF_COUNT_HW_CPU_CYCLES),
+            Clock::CpuClock => (PERF_TYPE_SOFTWARE, PERF_COUNT_SW_CPU_CLOCK),
+        };
+        Attributes {
+            kind,
+            config,
             sample_period: frequency.into(),
             sample_type: SAMPLE_TYPE,
             flags: EXCLUDE_KERNEL | EXCLUDE_HV | FREQ | SAMPLE_ID_ALL | WATERMARK | records,
             wakeup_watermark: (Self::MOST / 2) as u32,
             ..Attributes::default()
-        };
-        match open(&by_cycles) {
-            Err(error) if matches!(error.errno, Errno::NOENT | Errno::OPNOTSUPP | Errno::NODEV) => {
-                let by_time = Attributes {
-                    kind: PERF_TYPE_SOFTWARE,
-                    config: PERF_COUNT_SW_CPU_CLOCK,
-                    ..by_cycles
-                };
-                Ok(Self { rings: open(&by_time)?, clock: Clock::CpuClock })
-            }
-            opened => Ok(Self { rings: opened?, clock: Clock::Cycles }),
         }
     }
 

@@ -74,7 +74,7 @@ pub(super) fn runs(
     let mut runs: Vec<Run> = Vec::new();
     for (index, piece) in pieces.iter().enumerate() {
         let (mut part, mut beside) = (piece.part, Vec::new());
-        let continues = |area: &&&Area| {
+        let continues = |area: &Area| {
             let vma = &area.vma;
             let of_segment = piece
                 .segment
@@ -89,17 +89,18 @@ pub(super) fn runs(
         };
         let start = own.partition_point(|area| area.vma.range.end() <= part.range.start());
         let (below, above) = own.split_at(start);
-        let touches =
-            |part: &Part, at: RemoteAddr| part.range.start() == at || part.range.end() == at;
-        for area in below.iter().rev().take_while(continues) {
-            if !touches(&part, area.vma.range.end()) {
+        // The run below has taken what lies between.
+        let taken = runs.last().map(|run| run.part.range.end());
+        for area in below.iter().rev() {
+            let end = area.vma.range.end();
+            if end != part.range.start() || taken >= Some(end) || !continues(area) {
                 break;
             }
             part = piece.widened(part, area.vma.range);
             beside.push(area.vma.clone());
         }
-        for area in above.iter().take_while(continues) {
-            if !touches(&part, area.vma.range.start()) {
+        for area in above {
+            if area.vma.range.start() != part.range.end() || !continues(area) {
                 break;
             }
             part = piece.widened(part, area.vma.range);

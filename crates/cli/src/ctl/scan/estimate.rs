@@ -59,6 +59,8 @@ pub(super) struct Estimate {
     #[serde(flatten)]
     pub(super) judgement: Judgement,
     pub(super) way: Way,
+    /// The samples of the processes that stand for the program.
+    pub(super) samples: u64,
     /// True if there were too few samples for a verdict.
     pub(super) few_samples: bool,
     /// The huge pages that the way takes, in bytes, by backing. A copy counts once for all processes of an attach.
@@ -108,7 +110,8 @@ impl Estimate {
             Way::Restart => Some(of_advise(&[])),
             Way::Attach => advice.next,
         };
-        Some(Self { judgement: advice.judgement, way, few_samples, memory, next })
+        let samples = advice.sampling.samples;
+        Some(Self { judgement: advice.judgement, way, samples, few_samples, memory, next })
     }
 }
 

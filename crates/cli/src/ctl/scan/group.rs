@@ -11,9 +11,6 @@ use tiexec_sys::procfs::ProcDir;
 use crate::ctl::status::processes::Seen;
 use crate::options::Targets;
 
-/// More processes than this are named by their file.
-const MANY: usize = 10;
-
 /// The processes of one unit and one user that run one program. All names are escaped for display.
 #[derive(Debug, Serialize)]
 pub(super) struct Group {
@@ -95,12 +92,8 @@ impl Group {
                 _ => {}
             }
         }
-        let plain = |exe: &str| {
-            exe.starts_with('/') && exe.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\')
-        };
-        if self.pids.len() > MANY && plain(&self.exe) && alone(&|other| other.exe == self.exe) {
-            return Targets { exe: Some(self.exe.clone().into()), ..Targets::default() };
-        }
-        Targets { pids: self.pids.iter().map(i32::to_string).collect(), ..Targets::default() }
+        // The path of the file may mean another file here: the processes may run in a container.
+        let pids = self.living().into_iter().map(|pid| pid.as_raw_nonzero().to_string());
+        Targets { pids: pids.collect(), ..Targets::default() }
     }
 }

@@ -162,6 +162,8 @@ impl Found {
         let sampled = sampling.until(begun.checked_add(duration), over, count);
         sampled.map_err(|error| advise::not_sampled("the processes", error))?;
         let lasted = begun.elapsed();
+        // A second signal ends the estimates.
+        interrupt::take();
         self.other_samples = sampling.others();
         let clock = clock_in_words(sampling.clock());
         let tally = sampling.end();
@@ -191,7 +193,11 @@ impl Found {
             progress.at(|| format!("estimating: {done} of {all} programs"));
             let cpu = samples as f64 / f64::from(frequency) / lasted.as_secs_f64();
             let mut estimate = None;
-            if cpu >= IDLE && !silent.contains(&group.users) && begun.elapsed() < LONGEST {
+            if cpu >= IDLE
+                && !interrupt::asked()
+                && !silent.contains(&group.users)
+                && begun.elapsed() < LONGEST
+            {
                 let work = || Estimate::of(&group, &targets, &tally, &sampling, &machine);
                 match workers::apart(PATIENCE, work) {
                     Ok(estimated) => estimate = estimated,

@@ -113,7 +113,11 @@ impl Row {
             write!(
                 f,
                 ", only {}",
-                counted(usize::try_from(self.samples).unwrap_or(usize::MAX), "sample", "samples")
+                counted(
+                    usize::try_from(estimate.samples).unwrap_or(usize::MAX),
+                    "sample",
+                    "samples"
+                )
             )?;
         }
         for (index, (backing, bytes)) in estimate.memory.iter().enumerate() {
