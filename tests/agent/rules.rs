@@ -2,6 +2,8 @@
 //! in force.
 
 use support::attaching::{ctl, ctl_behind, json, switched};
+use support::child::eventually;
+use support::machine::{Groups, inside};
 use support::{Run, is_root, require};
 
 use crate::{Files, attach_rule, eventually_switched, has_guard, hold, stop};
@@ -397,4 +399,43 @@ fn a_rule_that_matches_nothing_is_told() {
     assert_eq!((&defect["file"], &defect["ignored"]), (&path.into(), &false.into()), "{defect}");
     assert!(defect["defect"].as_str().is_some_and(|it| it.contains("max-coppies")), "{defect}");
     held.finish().assert_code(7);
+}
+
+/// A user that may not look at the programs of others sees their units.
+#[test]
+fn a_unit_of_others_is_not_called_missing() {
+    require!(is_root(), "another user, and a cgroup");
+    let mut cgroups = Groups::new();
+    let slice = cgroups.slice_of_units();
+    require!(slice.is_some(), "no cgroup can be made where the names of units are taken from");
+    let group = slice.expect("just looked").join("tiexec-others.service");
+    std::fs::create_dir_all(&group).expect("a cgroup");
+    let files = Files::new();
+    let copy = files.program("hold", 6, "a/hold");
+    let rule = |unit: &str| {
+        let exe = copy.display();
+        format!(
+            "[[rule]]\nname = \"{unit}\"\nexe = \"{exe}\"\nunit = \"tiexec-{unit}\"\naction = \"never\"\n"
+        )
+    };
+    files.write("units.toml", &(rule("others") + &rule("mistyped")));
+    let held = inside(&group, Run::new(&copy, ["7"]).plain()).hold();
+    let ctl = files.public.add(support::tiexecctl(), "tiexecctl", 0o755);
+    let nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+    let words = ["rules", "check"].map(str::to_owned).into_iter().chain(files.args());
+    let done = Run::new(&ctl, words).plain().behind(nobody).output();
+    let told = |name: &str| {
+        let err = done.err();
+        let line = err.lines().find(|line| line.contains(&format!("rule {name} ")));
+        line.expect("a line about the rule").to_owned()
+    };
+    let others = told("others");
+    assert!(
+        others.contains("matches no process that this user may look at; fix: run it as root, or"),
+        "{done}"
+    );
+    let mistyped = told("mistyped");
+    assert!(mistyped.contains(", and no process is in a unit tiexec-mistyped.service"), "{done}");
+    held.finish().assert_code(7);
+    eventually("it is empty", || std::fs::remove_dir(&group).is_ok());
 }

@@ -65,6 +65,16 @@ impl Examiner {
         self.cgroup_of_init = init.unwrap_or_default();
     }
 
+    /// Returns the unit of a process. Any user may read it, also of a process about which [`process`](Self::process) tells
+    /// this user nothing.
+    pub fn unit(&self, process: &ProcDir) -> Option<String> {
+        self.unit_in(&process.read("cgroup").unwrap_or_default())
+    }
+
+    fn unit_in(&self, cgroup: &[u8]) -> Option<String> {
+        cgroup::units(cgroup, &self.cgroup_of_init).map(|units| units.system)
+    }
+
     /// Returns the facts about a process; `None` if it is gone, or a kernel thread.
     pub fn process(&self, process: &ProcDir) -> Option<Process> {
         let identity = Identity::of(process)?;
@@ -74,14 +84,13 @@ impl Examiner {
         let path = shown_exe.strip_suffix(b" (deleted)").unwrap_or(&shown_exe);
         let status = process.status().ok()?;
         let cgroup = process.read("cgroup").unwrap_or_default();
-        let units = cgroup::units(&cgroup, &self.cgroup_of_init);
         let pod_uid = cgroup::pod(&cgroup);
         let pod = pod_uid.as_deref().and_then(|uid| self.pods.get(uid)).cloned();
         Some(Process {
             identity,
             comm: status.name,
             exe: ours.then(|| path.to_vec()),
-            unit: units.map(|units| units.system),
+            unit: self.unit_in(&cgroup),
             cgroup: cgroup::path(&cgroup).map(<[u8]>::to_vec),
             uids: status.credentials.uids,
             contained: status.in_own_pid_namespace,

@@ -115,9 +115,9 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, how: How) -> u8 {
     // Another line says why no pods are known.
     unmatched.retain(|rule| knows_pods || !rule.is_for_pods());
     let mut one = |pid: Pid, process: &ProcDir, named: bool| {
+        units.extend(examiner.unit(process));
         let facts = examiner.process(process)?;
         unmatched.retain(|rule| !rule.matches(&facts));
-        units.extend(facts.unit.clone());
         let decision = decide(process, &facts, &rules, &state, &verdicts, machine);
         if decision.rule.is_some() || named {
             let (pid, comm) = (pid.as_raw_nonzero(), facts.comm.shown());
@@ -219,8 +219,10 @@ const NAMES: usize = 3;
 fn say_unmatched(rule: &Rule, units: &BTreeSet<String>) {
     let (Rule { name, .. }, (file, line)) = (rule, &rule.place);
     let file = file.shown();
-    let seen =
-        if rustix::process::geteuid().is_root() { "" } else { " that this user may look at" };
+    let (seen, as_root) = match rustix::process::geteuid().is_root() {
+        true => ("", ""),
+        false => (" that this user may look at", "run it as root, or "),
+    };
     let why = if rule.names_no_file() {
         ", and no file has the path of its exe; fix: edit exe there".to_owned()
     } else if let Some(unit) = rule.names_no_unit(units.iter()) {
@@ -235,7 +237,7 @@ fn say_unmatched(rule: &Rule, units: &BTreeSet<String>) {
             ", and no process is in a unit {unit}; fix: edit unit there{such}, or start the unit"
         )
     } else {
-        "; fix: edit exe, unit, cgroup or user there, or start the program".to_owned()
+        format!("; fix: {as_root}edit exe, unit, cgroup or user there, or start the program")
     };
     warn(format_args!("rule {name} ({file}, line {line}) matches no process{seen}{why}"));
 }
