@@ -16,7 +16,7 @@ use tiexec_core::config::Settings;
 use tiexec_core::escape;
 use tiexec_core::plan::Plan;
 use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
-use tiexec_core::skip::{FailureKind, SkipReason};
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::hottest::Hot;
 use tiexec_engine::locked_target::{LockedTarget, Treated, look_for_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
@@ -204,7 +204,8 @@ impl Rehearsed {
 /// Plans an attach to a process, and changes nothing. For a process of another user it takes at most `patience`.
 ///
 /// # Errors
-/// An attach could not begin, such as because this process may not trace the process.
+/// An attach could not begin, such as because this process may not trace the process. Or none of the text would be huge,
+/// and some of it is left out because something failed: then the plan does not show what is possible.
 pub(crate) fn rehearse(
     pid: Pid,
     settings: &Settings,
@@ -214,10 +215,15 @@ pub(crate) fn rehearse(
         let locked = LockedTarget::open_in_turn(pid, pool)?;
         let order = locked.order(policy(settings, true)?);
         let Treated { attached, report } = locked.treat_once(&order, &mut Images::default())?;
-        let parts = report.files.iter().flat_map(|file| &file.rest);
-        let largest = parts.max_by_key(|part| part.bytes).map(|part| part.reason.to_string());
-        let why = attached.failure.as_ref().map(ToString::to_string).or(largest);
-        Ok(Rehearsed { planned: attached.plan.huge_bytes(), huge: report.huge_bytes, why })
+        let planned = attached.plan.huge_bytes();
+        let parts = || report.files.iter().flat_map(|file| &file.rest);
+        let failed = parts().map(|part| part.reason).find(|why| matches!(why, Reason::Failed(_)));
+        if let Some(why) = failed.filter(|_| planned == 0) {
+            return Err(Failure::new(why, ""));
+        }
+        let largest = parts().max_by_key(|part| part.bytes);
+        let why = largest.map(|part| part.reason.to_string());
+        Ok(Rehearsed { planned, huge: report.huge_bytes, why })
     };
     if !workers::pid_is_of_others(pid) {
         return one(pid, &mut Pool::default());
