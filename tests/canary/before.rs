@@ -4,7 +4,7 @@ use std::path::Path;
 
 use support::attaching::{Before, ctl, eventually_untouched, switched};
 use support::child::eventually;
-use support::{Public, Run, is_root, require, tiexecctl};
+use support::{Kind, Public, Run, is_root, require, tiexecctl};
 
 use crate::{Server, started};
 
@@ -29,6 +29,33 @@ fn whether_anything_can_be_huge() {
     assert_eq!(done.out(), "", "{done}");
     assert!(!state.join("canary.json").exists(), "{done}");
     eventually_untouched(held.pid(), &before);
+}
+
+/// Root can open a file that is gone, by its mapping, and another user cannot. Text that cannot be examined is not called
+/// text that cannot be huge.
+#[test]
+fn whether_its_text_can_be_examined() {
+    require!(is_root(), "another user needs root");
+    let public = Public::new();
+    let ctl = public.add(tiexecctl(), "tiexecctl", 0o755);
+    let copy = public.add(&support::program("counts", Kind::DynamicNoPie), "counts", 0o755);
+    let own = public.path().join("own");
+    std::fs::create_dir(&own).expect("a directory");
+    std::os::unix::fs::chown(&own, Some(65534), Some(65534)).expect("chown");
+    let count = own.join("count").display().to_string();
+    let held = Run::new(&copy, [count, "100".to_owned()]).plain().behind(NOBODY).hold();
+    let state = own.join("state").display().to_string();
+    let pid = held.pid().to_string();
+    std::fs::remove_file(&copy).expect("a file");
+    let before = Before::of(held.pid());
+    let words = ["canary", "--counter", "echo 1", "--state-dir", &state, &pid];
+    let done = Run::new(&ctl, words).plain().behind(NOBODY).output();
+    done.assert_code(1);
+    let says = format!("cannot alternate process {pid}: file_gone");
+    assert!(done.err().contains(&says) && !done.err().contains("none of its text"), "{done}");
+    assert_eq!(done.out(), "", "{done}");
+    eventually_untouched(held.pid(), &before);
+    held.finish().assert_code(7);
 }
 
 #[test]
@@ -74,6 +101,72 @@ fn whether_it_may_attach() {
     server.finish();
 }
 
+/// The slices of a pair take 1.4 s, and the four answers of the counter 4 s.
+#[test]
+fn whether_the_counter_leaves_time_for_a_pair() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(100, 0);
+    let before = Before::of(server.pid());
+    let counter = format!("sleep 1; {}", server.counter());
+    let done = started(&server.with_counter(&["--counter", &counter, "--max=5s"])).finish();
+    done.assert_code(2);
+    assert!(done.err().contains("cannot begin a canary: the first pair takes "), "{done}");
+    assert!(done.err().contains("; fix: use --max=") && done.out().is_empty(), "{done}");
+    assert!(!server.state().join("canary.json").exists(), "{done}");
+    eventually_untouched(server.pid(), &before);
+    server.finish();
+}
+
+/// The start time of a process, in clock ticks since boot.
+fn begun(pid: i32) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
+    let after_name = stat.rsplit(')').next().expect("a name");
+    let field = after_name.split_whitespace().nth(19).expect("22 fields");
+    field.parse().expect("a number")
+}
+
+/// A killed canary leaves its record. Until the next one, or the agent, has dealt with the record, it holds the lock.
+#[test]
+fn whether_the_canary_of_the_record_lives() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(100, 0);
+    let canary = server.in_a_canary(&[]);
+    let dead = canary.pid();
+    canary.signal(libc::SIGKILL);
+    canary.finish().assert_signal(libc::SIGKILL);
+    let file = server.state().join("canary.json");
+    let record = std::fs::read(&file).expect("the record");
+    let mut record: serde_json::Value = serde_json::from_slice(&record).expect("JSON");
+    assert_eq!(record["runner"]["pid"], dead, "{record}");
+    let lock = std::fs::File::open(server.state().join(".canary.lock")).expect("the lock");
+    lock.lock().expect("nobody holds it");
+    let says_no_name = || {
+        let done = server.canary(&[]);
+        done.assert_code(1);
+        let says = "cannot begin a canary: another canary, or the agent, holds the lock; fix: ";
+        assert!(done.err().contains(says), "{done}");
+    };
+    says_no_name();
+    let write = |record: &serde_json::Value| {
+        std::fs::write(&file, record.to_string()).expect("a file");
+    };
+    // The number of the dead canary belongs to another process now.
+    let live = server.pid();
+    record["runner"]["pid"] = live.into();
+    record["runner"]["begun"] = (begun(live) + 1).into();
+    write(&record);
+    says_no_name();
+    record["runner"]["begun"] = begun(live).into();
+    write(&record);
+    let named = server.canary(&[]);
+    assert!(named.err().contains(&format!("the canary of process {live} alternates")), "{named}");
+    record["boot"] = "another".into();
+    write(&record);
+    says_no_name();
+    drop(lock);
+    server.finish();
+}
+
 /// The canary of another directory of verdicts would otherwise call the copies those of an attach, and a benchmark would
 /// switch the process in the slices of the canary.
 #[test]
@@ -95,7 +188,7 @@ fn whether_another_canary_works_on_the_process() {
             server.copy.path().display()
         );
         assert!(done.err().contains(&says), "{done}");
-        assert!(done.err().contains("; fix: wait for its end, which comes by "), "{done}");
+        assert!(done.err().contains("; fix: wait for its end, at about "), "{done}");
     }
     assert!(!canary.has_ended(), "{}", canary.err_text());
     canary.signal(libc::SIGTERM);

@@ -30,7 +30,7 @@ fn of_its_own_or_of_the_processes() {
         std::fs::write(group.join("cgroup.procs"), pid.to_string()).expect("it may be moved");
     };
     let cpu_time = |server: &Server| {
-        let done = server.canary(&["--max=3s", "--json"]);
+        let done = server.canary(&["--max=6s", "--json"]);
         done.assert_code(6);
         let found = json(&done);
         // An estimate proves that the time was read, and that it grew.

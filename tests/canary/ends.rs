@@ -59,33 +59,27 @@ fn by_the_end_of_the_service() {
     server.held.finish().assert_signal(libc::SIGKILL);
 }
 
-/// The counter alone takes four seconds of a pair.
+/// A pair of this counter takes more than five seconds, so there is time for a few pairs only.
 #[test]
 fn before_a_pair_that_cannot_end_in_time() {
     require!(is_root(), "files in a directory of root's");
     let server = Server::start(100, 0);
     let counter = format!("sleep 1; {}", server.counter());
-    let canary = |more: &[&str]| {
-        let own = ["--counter", &counter, "--max=6s", "--keep-above=2"];
-        started(&server.with_counter(&[&own[..], more].concat())).finish()
-    };
-    let done = canary(&["--json"]);
+    let more = ["--counter", &counter, "--max=15s", "--keep-above=2", "--json"];
+    let done = started(&server.with_counter(&more)).finish();
     done.assert_code(6);
     let found = json(&done);
-    assert_eq!((&found["ended"], &found["pairs"]), (&"time".into(), &0.into()), "{found}");
-    assert_eq!(found["verdict_kept"], false, "{found}");
+    assert_eq!((&found["ended"], &found["verdict_kept"]), (&"time".into(), &false.into()));
+    // Three pairs alone would take the whole time.
+    assert!(found["pairs"].as_u64().is_some_and(|pairs| pairs < 3), "{found}");
+    let reason = found["reason"].as_str().expect("a reason");
+    assert!(reason.starts_with("it takes 10 pairs; fix: use --max="), "{found}");
+    assert!(found["switches"].as_u64().is_some_and(|switches| switches > 0), "{found}");
     let number = |key: &str| found[key].as_f64().expect("a number");
-    assert!(number("longest_switch_s") <= number("switching_s"), "{found}");
+    let (all, longest) = (number("switching_s"), number("longest_switch_s"));
+    assert!(0.0 < longest && longest <= all, "{found}");
     assert_eq!(switched(server.pid()), 0);
     assert_eq!(export(&server)["verdicts"], serde_json::json!([]));
-    let done = canary(&[]);
-    done.assert_code(6);
-    assert!(
-        done.out().contains(" switches in ") && done.out().contains(", the longest in "),
-        "{done}"
-    );
-    let says = "  the verdict is not kept: it takes 10 pairs; fix: use --max=";
-    assert!(done.out().contains(says), "{done}");
     server.finish();
 }
 
@@ -128,7 +122,7 @@ fn killed(server: &Server) {
         server.copy.path().display()
     );
     assert!(other.err().contains(&says), "{other}");
-    assert!(other.err().contains(" UTC; fix: wait for its end, which comes by "), "{other}");
+    assert!(other.err().contains(" UTC; fix: wait for its end, at about "), "{other}");
     canary.signal(libc::SIGKILL);
     canary.finish().assert_signal(libc::SIGKILL);
     assert!(server.state().join("canary.json").exists(), "the record");
@@ -158,7 +152,7 @@ fn left_on_copies_beside<T>(other: impl Fn(&Server) -> T) -> (Server, T) {
 fn by_its_death_and_the_next_one_reverts() {
     require!(is_root(), "files in a directory of root's");
     let server = left_on_copies();
-    let done = server.canary(&["--max=1500ms", "--keep-above=2"]);
+    let done = server.canary(&["--max=6s", "--keep-above=2"]);
     done.assert_code(6);
     let says = format!("reverted process {}, which a killed canary had left", server.pid());
     assert!(done.err().contains(&says), "{done}");
@@ -179,7 +173,7 @@ fn by_its_death_while_another_tracer_holds_the_server() {
     let mut tracer = tracer.stdin(Stdio::null()).spawn().expect("strace");
     let is_traced = || status_field(pid, "TracerPid").is_some_and(|tracer| tracer != "0");
     eventually("strace has the server", is_traced);
-    let done = server.canary(&["--max=1500ms", "--keep-above=2"]);
+    let done = server.canary(&["--max=6s", "--keep-above=2"]);
     done.assert_code(1);
     let says =
         format!("cannot revert process {pid}, which a killed canary has left: already_traced: ");
@@ -189,7 +183,7 @@ fn by_its_death_while_another_tracer_holds_the_server() {
     unsafe { libc::kill(tracer.id() as i32, libc::SIGTERM) };
     let _status = tracer.wait();
     eventually("strace has let the server go", || !is_traced());
-    server.canary(&["--max=1500ms", "--keep-above=2"]).assert_code(6);
+    server.canary(&["--max=6s", "--keep-above=2"]).assert_code(6);
     assert_eq!(switched(pid), 0);
     server.finish();
 }
@@ -218,13 +212,13 @@ fn a_torn_record_is_set_aside() {
     let server = Server::start(100, 0);
     std::fs::create_dir(server.state()).expect("a directory");
     std::fs::write(server.state().join("canary.json"), "{\"version\":1,").expect("a file");
-    let done = server.canary(&["--max=1500ms", "--keep-above=2"]);
+    let done = server.canary(&["--max=6s", "--keep-above=2"]);
     done.assert_code(6);
     assert!(done.err().contains("set aside as canary.json.aside"), "{done}");
     // The PID in the record belongs to another process now, which must not be touched.
     let other = format!("{{\"version\":1,\"boot\":\"x\",\"members\":[[{},1]]}}", server.pid());
     std::fs::write(server.state().join("canary.json"), other).expect("a file");
-    let done = server.canary(&["--max=1500ms", "--keep-above=2"]);
+    let done = server.canary(&["--max=6s", "--keep-above=2"]);
     done.assert_code(6);
     assert!(!done.err().contains("reverted process"), "{done}");
     server.finish();

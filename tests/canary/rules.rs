@@ -92,7 +92,7 @@ fn verdicts_that_are_torn_count_for_nothing() {
     done.assert_code(5);
     assert!(done.err().contains("cannot tell the verdicts of canaries: it is torn"), "{done}");
     // The next canary sets the damaged verdicts aside.
-    let done = server.canary(&["--max=1500ms", "--keep-above=2"]);
+    let done = server.canary(&["--max=6s", "--keep-above=2"]);
     assert!(done.err().contains("set aside as verdicts.json.aside"), "{done}");
     server.finish();
 }

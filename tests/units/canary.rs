@@ -44,7 +44,7 @@ fn of_a_database_under_load() {
     second.assert_code(1);
     let says = format!(" alternates process {main} (/usr/sbin/mariadbd, unit {UNIT}) since ");
     assert!(second.err().contains(&says), "{second}");
-    assert!(second.err().contains("; fix: wait for its end, which comes by "), "{second}");
+    assert!(second.err().contains("; fix: wait for its end, at about "), "{second}");
     // A canary does not go on with another process of the service.
     systemd.systemctl(["restart", UNIT]).assert_code(0);
     let done = canary.finish();

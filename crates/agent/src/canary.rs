@@ -12,6 +12,7 @@ use std::path::Path;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use tiexec_advise::canary::Finding;
+use tiexec_core::proc::stat;
 use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::locked_target::{LONGEST, LockedTarget, look_for_text_of_ours, start_time};
 use tiexec_remap::Failure;
@@ -47,17 +48,39 @@ impl Default for Record {
     }
 }
 
+impl Record {
+    /// Returns the canary that wrote the record, if it lives.
+    fn live_runner(self) -> Option<Runner> {
+        let is_of_this_boot = self.boot == boot();
+        self.runner.filter(|runner| is_of_this_boot && runner.lives().unwrap_or(false))
+    }
+}
+
 /// A canary that runs, for messages to others.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Runner {
     /// The process ID of `tiexecctl canary`.
     pub pid: i32,
+    /// The start time of that process, in clock ticks since boot. Zero, which is no canary's, if an earlier version wrote
+    /// the record.
+    #[serde(default)]
+    pub begun: u64,
     /// What the canary alternates, in words.
     pub subject: String,
     /// When it began, in seconds since 1970.
     pub since: u64,
-    /// When it ends at the latest, in seconds since 1970.
+    /// When it ends, in seconds since 1970, except for its last switch, which has no limit.
     pub until: u64,
+}
+
+impl Runner {
+    /// Returns whether the process lives; `None` if it is gone.
+    fn lives(&self) -> Option<bool> {
+        let text = ProcDir::of(Pid::from_raw(self.pid)?).ok()?.read("stat").ok()?;
+        // A killed process that nobody has waited for keeps its number and its start time.
+        let is_dead = matches!(stat::state(&text).ok()?, b'Z' | b'X');
+        Some(!is_dead && stat::start_time(&text).ok()? == self.begun)
+    }
 }
 
 /// The directory of the record and of the verdicts.
@@ -129,19 +152,16 @@ impl Canaries {
         self.0.read::<Record>(RECORD, VERSION).unwrap_or_default().members
     }
 
-    /// Returns the canary that the record names. The record may be that of a killed canary: the caller knows that a
-    /// canary holds the lock.
+    /// Returns the canary that the record names, if it lives. Somebody else may hold the lock meanwhile, who has not
+    /// written a record yet: the next canary, or the agent, while it reverts what a killed one left.
     pub fn runner(&self) -> Option<Runner> {
-        self.0.read::<Record>(RECORD, VERSION).ok()?.runner
+        self.0.read::<Record>(RECORD, VERSION).ok()?.live_runner()
     }
 
     /// Returns the running canary that works on a process; `None` if there is none.
     pub fn runner_on(&self, member: Member) -> Option<Runner> {
         let record = self.0.read::<Record>(RECORD, VERSION).ok()?;
-        let is_its = record.boot == boot() && record.members.contains(&member);
-        // If nobody holds the lock, the canary was killed.
-        let runs = is_its && matches!(self.begin(), Ok(None));
-        record.runner.filter(|_| runs)
+        record.members.contains(&member).then(|| record.live_runner()).flatten()
     }
 }
 

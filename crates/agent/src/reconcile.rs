@@ -46,7 +46,7 @@ use crate::treat::{FileState, Made};
 use crate::verdicts::Verdicts;
 use crate::young::Young;
 
-use self::prove::{Proving, Unproved};
+use self::prove::{Proving, Unproved, Unproven};
 use self::work::Aside;
 
 /// The longest time between two scans of all processes.
@@ -180,8 +180,8 @@ pub struct Agent<'a> {
     to_prove: VecDeque<Unproved>,
     /// The agent's own canary, while it runs.
     proving: Option<Proving>,
-    /// The builds whose canary failed, and when.
-    unproven: Vec<(Unproved, Instant)>,
+    /// The builds whose canary has no verdict.
+    unproven: Vec<Unproven>,
     /// The time at which the agent last checked whether a canary was killed.
     canary_seen: Option<Instant>,
     /// The time at which the agent last could not revert a process of a killed canary.

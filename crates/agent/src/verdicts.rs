@@ -58,8 +58,9 @@ impl Verdicts {
     }
 }
 
-/// The time after which a canary with the verdict "undecided" may be repeated.
-const AGAIN: Duration = Duration::from_secs(7 * 24 * 3600);
+/// The time after which a canary with the verdict "undecided", or one whose time was too short for a verdict, may be
+/// repeated.
+pub(crate) const AGAIN: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// The verdict that this machine has about a build.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -20,12 +20,16 @@ use tiexec_sys::{Pid, process};
 
 use super::{Agent, Level};
 use crate::guard::Held;
+use crate::measure::Measure;
 use crate::processes::{Process, every};
 use crate::state::Build;
 use crate::treat::Made;
+use crate::verdicts::AGAIN;
 
 /// The pause before a canary that failed is repeated.
 const RETRY: Duration = Duration::from_secs(3600);
+/// Most builds whose canary failed.
+const MOST_UNPROVEN: usize = 1024;
 /// The time that a canary has to revert its processes when the agent ends it.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Most builds that wait for a canary.
@@ -45,6 +49,8 @@ pub(super) struct Unproved {
 #[derive(Debug)]
 pub(super) struct Proving {
     pub(super) of: Unproved,
+    /// What the rule said of the measurement when the canary began.
+    measure: Option<Measure>,
     child: Child,
     /// The time when the processes of the record were last checked.
     looked: Option<Instant>,
@@ -67,6 +73,32 @@ struct Answer {
     per_cpu_second: Ratio,
 }
 
+impl Answer {
+    /// Returns the pause before the canary is repeated, if it has kept no verdict. A canary that used up its time for
+    /// nothing would do so again, and would switch a service for hours each time.
+    fn pause(&self) -> Duration {
+        if self.ended == "time" { AGAIN } else { RETRY }
+    }
+}
+
+/// A build whose canary has no verdict.
+#[derive(Debug)]
+pub(super) struct Unproven {
+    of: Unproved,
+    /// What the rule said of the measurement. Another measurement may have a verdict.
+    measure: Option<Measure>,
+    /// The end of the canary.
+    since: Instant,
+    /// The time after it in which the agent does not repeat the canary.
+    pause: Duration,
+}
+
+impl Unproven {
+    fn rests(&self) -> bool {
+        self.since.elapsed() < self.pause
+    }
+}
+
 #[derive(Deserialize, Default)]
 struct Ratio {
     estimate: Option<f64>,
@@ -75,8 +107,11 @@ struct Ratio {
 impl Agent<'_> {
     /// Queues a build for a canary.
     pub(super) fn want_proof(&mut self, one: Unproved) {
-        let failed = self.unproven.iter().find(|(failed, _)| *failed == one);
-        let is_soon = failed.is_some_and(|(_, when)| when.elapsed() < RETRY);
+        let measure = self.measure_of(&one);
+        let is_soon = self
+            .unproven
+            .iter()
+            .any(|failed| failed.of == one && failed.measure == measure && failed.rests());
         let is_known = self.to_prove.contains(&one)
             || self.proving.as_ref().is_some_and(|proving| proving.of == one);
         if !is_soon && !is_known && self.to_prove.len() < MOST {
@@ -113,6 +148,12 @@ impl Agent<'_> {
         }
     }
 
+    /// Returns how the rule of a build measures now; `None` if it does not say so.
+    fn measure_of(&self, of: &Unproved) -> Option<Measure> {
+        let rule = self.rules.rules.iter().find(|rule| rule.name == of.rule);
+        rule.and_then(|rule| rule.measure.clone())
+    }
+
     fn begin_canary(&mut self) {
         if self.off.is_some() || !self.machine.has_guard || self.state.only_observes() {
             return;
@@ -121,10 +162,8 @@ impl Agent<'_> {
             return;
         }
         let Some(of) = self.to_prove.pop_front() else { return };
-        let is_asked = self.rules.rules.iter().any(|rule| {
-            rule.name == of.rule && rule.measure.is_some() && !self.state.is_off(&rule.name)
-        });
-        if !is_asked {
+        let measure = self.measure_of(&of);
+        if measure.is_none() || self.state.is_off(&of.rule) {
             return;
         }
         self.watch_all(&of);
@@ -136,12 +175,12 @@ impl Agent<'_> {
         match started {
             Ok(child) => {
                 self.say(Level::Info, &format!("canary of {program} (rule {rule}): begins"));
-                self.proving = Some(Proving { of, child, looked: None });
+                self.proving = Some(Proving { of, measure, child, looked: None });
             }
             Err(error) => {
                 let text = format!("cannot begin a canary of {program} (rule {rule}): {error}");
                 self.say(Level::Warning, &text);
-                self.unproven.push((of, Instant::now()));
+                self.has_no_proof(of, measure, RETRY);
             }
         }
     }
@@ -204,15 +243,16 @@ impl Agent<'_> {
 
     /// Handles the end of the canary.
     fn take_verdict(&mut self) {
-        let Some(Proving { of, mut child, .. }) = self.proving.take() else { return };
+        let Some(Proving { of, measure, mut child, .. }) = self.proving.take() else { return };
         let mut answer = Vec::new();
         // A canary that does not end keeps its lock and its record, so the agent leaves it and its processes alone.
         let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
         if let Some(output) = child.stdout.take().filter(|_| has_ended) {
             let _cut = output.take(LONGEST).read_to_end(&mut answer);
         }
-        let Answer { verdict, ended, kept, verdict_kept, reason, per_cpu_second } =
-            serde_json::from_slice(&answer).unwrap_or_default();
+        let answer: Answer = serde_json::from_slice(&answer).unwrap_or_default();
+        let pause = answer.pause();
+        let Answer { verdict, ended, kept, verdict_kept, reason, per_cpu_second } = answer;
         let what = format!("canary of {} (rule {})", of.program.shown(), of.rule);
         if verdict_kept {
             let ratio = per_cpu_second.estimate.unwrap_or(1.0);
@@ -222,11 +262,24 @@ impl Agent<'_> {
         } else {
             let why =
                 reason.unwrap_or(if ended.is_empty() { "it failed".to_owned() } else { ended });
-            self.say(Level::Warning, &format!("{what}: no verdict: {}", why.shown()));
-            self.unproven.retain(|(other, when)| *other != of && when.elapsed() < RETRY);
-            self.unproven.push((of, Instant::now()));
+            let text = format!(
+                "{what}: no verdict: {}; not repeated within {} h",
+                why.shown(),
+                pause.as_secs() / 3600
+            );
+            self.say(Level::Warning, &text);
+            self.has_no_proof(of, measure, pause);
         }
         self.read_verdicts();
+    }
+
+    /// Notes that the canary of a build has no verdict, and does not repeat the canary within the pause.
+    fn has_no_proof(&mut self, of: Unproved, measure: Option<Measure>, pause: Duration) {
+        self.unproven.retain(|other| other.of != of && other.rests());
+        if self.unproven.len() >= MOST_UNPROVEN {
+            self.unproven.remove(0);
+        }
+        self.unproven.push(Unproven { of, measure, since: Instant::now(), pause });
     }
 }
 
@@ -234,6 +287,23 @@ impl Proving {
     fn stop(&self) {
         if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             let _it_has_ended = rustix::process::kill_process(pid, Signal::TERM);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only a canary that failed before its time was over is repeated soon.
+    #[test]
+    fn a_canary_whose_time_was_too_short_rests_for_a_week() {
+        let pause = |answer: &str| serde_json::from_str::<Answer>(answer).expect("JSON").pause();
+        let too_few = r#"{"verdict": "undecided", "ended": "time", "verdict_kept": false, "reason": "it takes 10 pairs"}"#;
+        assert_eq!(pause(too_few), Duration::from_secs(7 * 24 * 3600));
+        for ended in ["failed", "gone", "guard", "signal", "switched_off", ""] {
+            let answer = serde_json::json!({"ended": ended, "verdict_kept": false}).to_string();
+            assert_eq!(pause(&answer), Duration::from_secs(3600), "{ended}");
         }
     }
 }

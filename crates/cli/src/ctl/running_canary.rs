@@ -11,11 +11,11 @@ use tiexec_sys::procfs::ProcDir;
 use super::date;
 
 /// Describes a running canary, with the fix.
-pub(super) fn in_words(Runner { pid, subject, since, until }: &Runner) -> String {
+pub(super) fn in_words(Runner { pid, subject, since, until, .. }: &Runner) -> String {
     let (subject, since, until) = (subject.shown(), date::of(*since), date::of(*until));
     format!(
         "the canary of process {pid} alternates {subject} since {since}; \
-         fix: wait for its end, which comes by {until}"
+         fix: wait for its end, at about {until}"
     )
 }
 

@@ -133,8 +133,15 @@ impl<'a> Live<'a> {
         let unit = unit.map(|units| units.user.map_or(units.system, |user| user.name));
         let unit = unit.map_or(String::new(), |unit| format!(", unit {}", unit.shown()));
         let (pid, since) = (self.main.as_raw_nonzero(), state::now());
+        let Some((own, begun)) = member(&process::this()) else {
+            warn(
+                "cannot begin a canary: /proc does not show this process; fix: mount -t proc proc /proc",
+            );
+            return Err(exit::FAILED);
+        };
         let runner = Runner {
-            pid: process::this().as_raw_nonzero().get(),
+            pid: own,
+            begun,
             subject: format!("process {pid} ({}{unit})", self.exe.shown()),
             since,
             until: since.saturating_add(max.as_secs().saturating_add(1)),

@@ -174,6 +174,7 @@ fn prove(options: &Canary) -> Result<u8, u8> {
     interrupt::catch();
     let mut run = Run::new(options, &settings, live, counter, guards, build);
     (run.begun, run.longest_look) = (begun, answered_in);
+    run.must_have_time()?;
     Ok(run.finish(&canaries))
 }
 
@@ -211,7 +212,8 @@ fn slice_and_washout(options: &Canary, counter: &Counter) -> (Duration, Duration
     (slice, slice / washouts)
 }
 
-/// Refuses a `--max` that is too short for one pair, because the canary would switch the processes for nothing.
+/// Refuses a `--max` that is too short for the slices of one pair, because the canary would switch the processes for
+/// nothing. How long the counter takes is seen later ([`Run::must_have_time`]).
 fn must_have_time(options: &Canary, counter: &Counter) -> Result<(), u8> {
     let (slice, washout) = slice_and_washout(options, counter);
     // The first slice does not count; see `Run::measure`.
@@ -250,7 +252,9 @@ fn begin(canaries: &Canaries) -> Result<Turn<'_>, u8> {
         Ok(None) => {
             let what = match canaries.runner() {
                 Some(runner) => in_words(&runner),
-                None => "another one has just begun; fix: wait for its end".to_owned(),
+                None => {
+                    "another canary, or the agent, holds the lock; fix: try again soon".to_owned()
+                }
             };
             warn(format_args!("cannot begin a canary: {what}"));
             Err(exit::FAILED)
@@ -489,6 +493,31 @@ impl<'a> Run<'a> {
         status.max(told)
     }
 
+    /// Refuses a `--max` that has no time left for the first pair, now that the counter has answered once. How long a
+    /// switch takes is not known yet.
+    fn must_have_time(&self) -> Result<(), u8> {
+        // The slice before the first pair does not count; see `measure`.
+        let needed = self.slice + self.washout + self.pair_takes();
+        let left = self.left();
+        if needed <= left {
+            return Ok(());
+        }
+        let (needed, left) = (needed.as_secs_f64(), left.as_secs_f64());
+        warn(format_args!(
+            "cannot begin a canary: the first pair takes {needed:.1} s, and {left:.1} s of --max are left; fix: use {}",
+            self.more_time()
+        ));
+        Err(exit::USAGE)
+    }
+
+    /// Returns the options with which the time is enough for a verdict.
+    fn more_time(&self) -> String {
+        match enough(self.pair_takes() / 2) {
+            Some(enough) => format!("--max={enough}, or a shorter --slice"),
+            None => "a shorter --slice".to_owned(),
+        }
+    }
+
     /// Returns the time that is left for all but the last switch, which puts the file's own text back.
     fn left(&self) -> Duration {
         let left = self.options.max.saturating_sub(self.begun.elapsed());
@@ -676,11 +705,7 @@ impl<'a> Run<'a> {
     /// The reason to keep none: there were too few pairs, or the processes do not run the build any more.
     fn finding(&self, verdict: Verdict) -> Result<Finding, String> {
         if self.pairs.per_cpu.pairs() < FEWEST_PAIRS {
-            let fix = match enough(self.pair_takes() / 2) {
-                Some(enough) => format!("--max={enough}, or a shorter --slice"),
-                None => "a shorter --slice".to_owned(),
-            };
-            return Err(format!("it takes {FEWEST_PAIRS} pairs; fix: use {fix}"));
+            return Err(format!("it takes {FEWEST_PAIRS} pairs; fix: use {}", self.more_time()));
         }
         let build = ProcDir::of(self.live.main()).map_err(|error| error.to_string());
         if build.and_then(|process| build_of(&process)).as_ref() != Ok(&self.build) {
