@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::addr::AddrRange;
 use tiexec_core::area::Area;
 use tiexec_core::file_ranges::Part;
 use tiexec_core::order;
@@ -146,6 +146,7 @@ fn hull(one: AddrRange, other: AddrRange) -> AddrRange {
 
 #[cfg(test)]
 mod tests {
+    use tiexec_core::addr::RemoteAddr;
     use tiexec_core::proc::maps;
 
     use super::*;
