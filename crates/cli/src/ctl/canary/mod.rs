@@ -253,7 +253,7 @@ fn begin(canaries: &Canaries) -> Result<Turn<'_>, u8> {
             let what = match canaries.runner() {
                 Some(runner) => in_words(&runner),
                 None => {
-                    "another canary, or the agent, holds the lock; fix: try again soon".to_owned()
+                    "another canary, or the agent, holds the lock; fix: wait for its end".to_owned()
                 }
             };
             warn(format_args!("cannot begin a canary: {what}"));
