@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use support::attaching::{ctl, joined, json, ok, revert, small, switched};
+use support::attaching::{ctl, files_joined, joined, json, ok, revert, small, switched};
 use support::smaps::vmas;
 use support::{Held, Kind, Run, pmd_size};
 
@@ -35,7 +35,7 @@ fn no_more_than_it_is_told_and_the_hottest() {
     // The first of the three hot pages may lie in the head of the text, which fills no huge page.
     let (_copy, held) = spinning("3");
     let pid = held.pid();
-    let before = joined(pid);
+    let before = files_joined(pid);
     let report = attach(pid, "1");
     let pages = taken(&report);
     assert_eq!(switched(pid), pmd_size(), "{report}");
@@ -51,14 +51,14 @@ fn no_more_than_it_is_told_and_the_hottest() {
     let again = attach(pid, "1");
     assert_eq!((taken(&again).len(), switched(pid)), (0, pmd_size()), "{again}");
     assert_eq!(again["budget"]["already"], 1, "{again}");
-    // A larger budget takes more, and a revert undoes all of it.
+    // A larger budget takes more, and a revert undoes all of it. What the budget left alone stays a mapping of its own.
     ok(&revert(pid));
-    assert_eq!(joined(pid), before);
+    assert_eq!(files_joined(pid), before);
     assert!(taken(&attach(pid, "100")).len() <= 2, "what nobody executes is not taken");
     ok(&revert(pid));
     attach(pid, "0");
     assert_eq!(switched(pid), 0);
-    assert_eq!(joined(pid), before);
+    assert_eq!(files_joined(pid), before);
 }
 
 #[test]
