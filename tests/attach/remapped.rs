@@ -2,12 +2,24 @@
 //! leaves zeros in the old place of memory that is of no file.
 
 use support::attaching::{attach, joined, json, ok, revert, small, switched};
-use support::edges::ask;
+use support::edges::{ask, finish};
+use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, huge_folios};
 use support::smaps::mappings;
-use support::{Fresh, Held, Kind, Run, tiexec};
+use support::{Fresh, Held, Kind, Run, program, require, tiexec};
 
-fn held(run: Run) -> Held {
-    run.plain().hold()
+/// Starts the program without TiExec.
+fn plain() -> (Fresh, Held) {
+    let copy = small("remapped", Kind::DynamicPie);
+    let held = Run::new(copy.path(), [""; 0]).plain().hold();
+    (copy, held)
+}
+
+/// The same with copied text, a part of which the program has moved then.
+fn moved(place: &str) -> (Fresh, Held) {
+    let (copy, mut held) = plain();
+    ok(&attach(held.pid()));
+    moves_and_is_right(&mut held, place, place);
+    (copy, held)
 }
 
 fn moves_and_is_right(held: &mut Held, place: &str, when: &str) {
@@ -21,26 +33,36 @@ fn texts(pid: i32, copy: &Fresh) -> usize {
     mappings(pid).iter().filter(|vma| vma.path == path && vma.perms == "r-xp").count()
 }
 
+fn launched(copy: &Fresh, backing: &str) -> Held {
+    let options = [&format!("--backing={backing}"), "--", copy.path().to_str().expect("text")];
+    Run::new(tiexec(), options).plain().hold()
+}
+
 #[test]
-fn of_text_that_a_launch_put_on_huge_pages() {
-    for backing in ["pagecache", "image"] {
-        let copy = small("remapped", Kind::DynamicPie);
-        let options = [&format!("--backing={backing}"), "--", copy.path().to_str().expect("text")];
-        let mut held = held(Run::new(tiexec(), options));
-        moves_and_is_right(&mut held, "near", backing);
-        held.write(b"end\n");
-        held.finish().assert_code(7);
-    }
+fn of_text_that_a_launch_copied() {
+    let copy = small("remapped", Kind::DynamicPie);
+    let mut held = launched(&copy, "image");
+    assert!(switched(held.pid()) > 0);
+    moves_and_is_right(&mut held, "near", "copied");
+    finish(held);
+}
+
+#[test]
+fn of_text_in_the_page_cache() {
+    require!(huge_folios(), "{NO_HUGE_FOLIOS}");
+    // A program that is not position-independent is congruent at its own address.
+    let copy = Fresh::copy(&program("remapped", Kind::StaticNoPie));
+    let mut held = launched(&copy, "pagecache");
+    assert_file_pmd_mapped(held.pid(), copy.path());
+    moves_and_is_right(&mut held, "near", "in the page cache");
+    finish(held);
 }
 
 #[test]
 fn of_text_that_an_attach_copied() {
     for place in ["near", "far"] {
-        let copy = small("remapped", Kind::DynamicPie);
-        let mut held = held(Run::new(copy.path(), [""; 0]));
+        let (copy, mut held) = moved(place);
         let pid = held.pid();
-        ok(&attach(pid));
-        moves_and_is_right(&mut held, place, place);
         // The next attach must not take the moved part for the rest of a dead one.
         let again = attach(pid);
         assert_eq!(ask(&mut held, "check"), "ok", "{place}: {again}");
@@ -50,15 +72,13 @@ fn of_text_that_an_attach_copied() {
         assert_eq!(ask(&mut held, "check"), "ok", "{place}: {done}");
         assert_eq!(switched(pid), 0, "{place}: {done}");
         assert_eq!(texts(pid, &copy), 2, "{place}: {:#?}", joined(pid));
-        held.write(b"end\n");
-        held.finish().assert_code(7);
+        finish(held);
     }
 }
 
 #[test]
 fn before_an_attach() {
-    let copy = small("remapped", Kind::DynamicPie);
-    let mut held = held(Run::new(copy.path(), [""; 0]));
+    let (_copy, mut held) = plain();
     let pid = held.pid();
     moves_and_is_right(&mut held, "near", "plain");
     let done = attach(pid);
@@ -67,18 +87,14 @@ fn before_an_attach() {
     revert(pid).assert_code(0);
     assert_eq!(ask(&mut held, "check"), "ok");
     assert_eq!(switched(pid), 0);
-    held.write(b"end\n");
-    held.finish().assert_code(7);
+    finish(held);
 }
 
 #[test]
 fn a_part_that_the_program_changed_stays() {
     for place in ["near", "far"] {
-        let copy = small("remapped", Kind::DynamicPie);
-        let mut held = held(Run::new(copy.path(), [""; 0]));
+        let (_copy, mut held) = moved(place);
         let pid = held.pid();
-        ok(&attach(pid));
-        moves_and_is_right(&mut held, place, place);
         let copied = switched(pid);
         assert_eq!(ask(&mut held, "patch"), "ok");
         for _ in 0..2 {
@@ -92,7 +108,6 @@ fn a_part_that_the_program_changed_stays() {
         }
         attach(pid);
         assert_eq!(ask(&mut held, "check"), "ok", "{place}");
-        held.write(b"end\n");
-        held.finish().assert_code(7);
+        finish(held);
     }
 }
