@@ -10,6 +10,8 @@ use std::fmt;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::order;
+
 /// An address in the target's address space, in bytes. Cannot be dereferenced here.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct RemoteAddr(u64);
@@ -208,6 +210,25 @@ impl AddrRange {
         (start < end).then_some(Self { start, end })
     }
 
+    /// Returns the range from the lower start to the higher end.
+    #[must_use]
+    pub fn hull(self, other: Self) -> Self {
+        Self { start: self.start.min(other.start), end: self.end.max(other.end) }
+    }
+
+    /// Returns the same addresses in as few ranges as possible, ascending.
+    pub fn joined(mut ranges: Vec<Self>) -> Vec<Self> {
+        order::by_key(&mut ranges, |range| range.start);
+        let mut all: Vec<Self> = Vec::new();
+        for range in ranges {
+            match all.last_mut() {
+                Some(last) if range.start <= last.end => *last = last.hull(range),
+                _ => all.push(range),
+            }
+        }
+        all
+    }
+
     /// Returns the range widened to begin and end on multiples of `size`; `None` if that leaves the
     /// address space.
     pub fn align_outward(self, size: PageSize) -> Option<Self> {
@@ -272,6 +293,14 @@ mod tests {
         assert_eq!(short.align_inward(PMD), None);
         let top = AddrRange::new(RemoteAddr(u64::MAX - 10), RemoteAddr(u64::MAX)).unwrap();
         assert_eq!(top.align_inward(PMD), None);
+    }
+
+    #[test]
+    fn ranges_that_touch_or_overlap_are_joined() {
+        let range = |start, end| AddrRange::new(RemoteAddr(start), RemoteAddr(end)).unwrap();
+        let joined = AddrRange::joined(vec![range(6, 8), range(0, 4), range(4, 5), range(1, 3)]);
+        assert_eq!(joined, [range(0, 5), range(6, 8)]);
+        assert_eq!(range(6, 8).hull(range(0, 4)), range(0, 8));
     }
 
     #[test]

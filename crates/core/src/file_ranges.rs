@@ -222,10 +222,8 @@ impl Parts {
             let touches = other.range.end() == around.range.start()
                 || other.range.start() == around.range.end();
             if like(other) && (touches || other.range.overlaps(around.range)) {
-                let start = other.range.start().min(around.range.start());
-                let end = other.range.end().max(around.range.end());
-                around.range = AddrRange::new(start, end).unwrap_or(around.range);
-                around.file_offset = other.offset_at(start);
+                around.range = around.range.hull(other.range);
+                around.file_offset = other.offset_at(around.range.start());
             }
         }
         around

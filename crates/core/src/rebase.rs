@@ -138,18 +138,8 @@ impl MainImage {
 pub fn launch_bias(texts: &[AddrRange], huge: PageSize) -> u64 {
     let mask = huge.bytes() - 1;
     let size = u128::from(huge.bytes());
-    let mut texts = texts.to_vec();
-    order::by_key(&mut texts, |text| text.start());
-    let mut joined: Vec<AddrRange> = Vec::new();
-    for text in texts.into_iter().filter(|text| !text.is_empty()) {
-        match joined.last_mut() {
-            Some(last) if text.start() <= last.end() => {
-                let end = text.end().max(last.end());
-                *last = AddrRange::new(last.start(), end).unwrap_or(*last);
-            }
-            _ => joined.push(text),
-        }
-    }
+    let texts = texts.iter().copied().filter(|text| !text.is_empty());
+    let joined = AddrRange::joined(texts.collect());
     let whole = |bias: u64| -> u128 {
         let at = |addr: RemoteAddr| u128::from(addr.get()) + u128::from(bias);
         let pages = |text: &AddrRange| {

@@ -105,7 +105,7 @@ pub(super) fn place(
     }
     let copies = joined(copies)?;
     let end = copies.last().map_or(front, |copy| copy.to + copy.len).next_multiple_of(base);
-    let texts = joined_texts(texts);
+    let texts = AddrRange::joined(texts);
     let pmd = pages.pmd.bytes();
     let in_image: Vec<Range<u64>> = texts
         .iter()
@@ -185,20 +185,6 @@ fn joined(mut copies: Vec<Copied>) -> Result<Vec<Copied>, LayoutError> {
         }
     }
     Ok(all)
-}
-
-fn joined_texts(mut texts: Vec<AddrRange>) -> Vec<AddrRange> {
-    texts.sort();
-    let mut all: Vec<AddrRange> = Vec::new();
-    for text in texts {
-        match all.last_mut() {
-            Some(last) if text.start() <= last.end() => {
-                *last = AddrRange::new(last.start(), last.end().max(text.end())).unwrap_or(*last);
-            }
-            _ => all.push(text),
-        }
-    }
-    all
 }
 
 impl Segments {

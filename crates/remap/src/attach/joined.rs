@@ -37,25 +37,31 @@ impl Piece {
 pub(super) struct Run {
     /// The part of the file that is mapped: the pieces, and the file's own pages between and beside them.
     pub part: Part,
-    /// The range from the first piece to the last. The pages beside it come back when the program needs them.
-    pub populated: AddrRange,
     /// The mappings beside and between the pieces.
     pub beside: Vec<Vma>,
     /// Which of the pieces.
     pub pieces: Range<usize>,
 }
 
+/// `pieces` are those of the file.
 impl Run {
-    /// Returns whether it has nothing besides its pieces, and one piece.
-    pub(super) fn is_one_piece(&self, pieces: &[Piece]) -> bool {
-        matches!(pieces, [piece] if piece.part == self.part)
+    /// Returns the range from its first piece to its last. The pages beside it come back when the program needs them.
+    pub(super) fn populated(&self, pieces: &[Piece]) -> AddrRange {
+        let of_run = &pieces[self.pieces.clone()];
+        of_run.iter().map(|piece| piece.part.range).reduce(AddrRange::hull).unwrap_or_default()
     }
 
-    /// Returns a run for each of its pieces alone; `pieces` are those of the file.
+    /// Returns whether it has nothing besides its pieces, and one piece.
+    pub(super) fn is_one_piece(&self, pieces: &[Piece]) -> bool {
+        matches!(&pieces[self.pieces.clone()], [piece] if piece.part == self.part)
+    }
+
+    /// Returns a run for each of its pieces alone.
     pub(super) fn apart(&self, pieces: &[Piece]) -> impl Iterator<Item = Self> {
-        let alone = |index: usize| {
-            let part = pieces[index].part;
-            Self { part, populated: part.range, beside: Vec::new(), pieces: index..index + 1 }
+        let alone = |index: usize| Self {
+            part: pieces[index].part,
+            beside: Vec::new(),
+            pieces: index..index + 1,
         };
         self.pieces.clone().map(alone)
     }
@@ -113,15 +119,9 @@ pub(super) fn runs(
             {
                 last.part = piece.widened(last.part, part.range);
                 last.beside.append(&mut beside);
-                last.populated = hull(last.populated, piece.part.range);
                 last.pieces.end = index + 1;
             }
-            _ => runs.push(Run {
-                part,
-                populated: piece.part.range,
-                beside,
-                pieces: index..index + 1,
-            }),
+            _ => runs.push(Run { part, beside, pieces: index..index + 1 }),
         }
     }
     runs
@@ -134,14 +134,8 @@ impl Piece {
 
     /// Returns `part`, a part of this piece's segment, with another range of the segment that touches it.
     fn widened(&self, part: Part, range: AddrRange) -> Part {
-        self.segment.within(hull(part.range, range)).unwrap_or(part)
+        self.segment.within(part.range.hull(range)).unwrap_or(part)
     }
-}
-
-/// Returns the range from the start of the lower range to the end of the higher one.
-fn hull(one: AddrRange, other: AddrRange) -> AddrRange {
-    let (start, end) = (one.start().min(other.start()), one.end().max(other.end()));
-    AddrRange::new(start, end).unwrap_or(one)
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use rustix::fs::MemfdFlags;
 use tiexec_core::addr::{AddrRange, PageSize, mib};
 use tiexec_core::area::Area;
 use tiexec_core::file_ranges::Parts;
-use tiexec_core::order;
 use tiexec_core::plan::Backing;
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::procfs::ProcDir;
@@ -39,27 +38,15 @@ pub(super) struct Exchange {
 
 /// Returns those pool pages of an area within which a part begins or ends. Adjoining pages are joined.
 pub(super) fn mixed_pages(area: &Area, parts: &Parts, base: PageSize) -> Vec<AddrRange> {
-    let mut mixed: Vec<AddrRange> = Vec::new();
     let Some(size) = PageSize::new(area.page_size).filter(|_| area.is_hugetlb(base)) else {
-        return mixed;
+        return Vec::new();
     };
     let ends = parts.within(area.vma.range).flat_map(|part| [part.range.start(), part.range.end()]);
-    let mut pages: Vec<AddrRange> = ends
+    let pages = ends
         .filter(|at| !at.is_aligned(size))
         .filter_map(|at| AddrRange::with_len(at.align_down(size), size.bytes()))
-        .filter(|page| area.vma.range.covers(*page))
-        .collect();
-    order::by_key(&mut pages, |page| page.start());
-    for page in pages {
-        match mixed.last_mut() {
-            Some(last) if page.start() <= last.end() => {
-                let end = page.end().max(last.end());
-                *last = AddrRange::new(last.start(), end).unwrap_or(*last);
-            }
-            _ => mixed.push(page),
-        }
-    }
-    mixed
+        .filter(|page| area.vma.range.covers(*page));
+    AddrRange::joined(pages.collect())
 }
 
 impl Exchange {

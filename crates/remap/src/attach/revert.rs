@@ -215,12 +215,11 @@ impl Work {
         for Original { id, file, pieces, runs } in files {
             // A file that is opened anew can have other bytes: overlayfs may have copied it up since.
             let may_join = |vma: &Vma| {
-                let rest = room.get().checked_sub(vma.range.len());
-                let short = vma.range.len() < order.policy.pages.pmd.bytes();
-                room.set(rest.filter(|_| short).unwrap_or(room.get()));
-                short
-                    && rest.is_some()
-                    && written.none(vma.range).is_ok()
+                let is_short = vma.range.len() < order.policy.pages.pmd.bytes();
+                let rest = room.get().checked_sub(vma.range.len()).filter(|_| is_short);
+                let Some(rest) = rest else { return false };
+                room.set(rest);
+                written.none(vma.range).is_ok()
                     && compare(order.target.space.memory(), vma.range, file, vma.file_offset)
                         .is_ok()
             };
@@ -347,10 +346,11 @@ impl Work {
                 })
             };
             let mut switches = Vec::new();
-            for Run { part, populated, pieces: of_run, .. } in &todo {
-                let (offset, to, populated) = (part.file_offset, part.range, *populated);
+            for run in &todo {
+                let (offset, to) = (run.part.file_offset, run.part.range);
                 let (locked, backing) = (*locks && probe::is_locked(executor, to)?, None);
-                let protection = pieces[of_run.start].protection;
+                let protection = pieces[run.pieces.start].protection;
+                let populated = run.populated(pieces);
                 switches.push(Switch {
                     source,
                     offset,
@@ -364,13 +364,13 @@ impl Work {
             let mut of_each = todo.iter();
             switch::switch_all(executor, around, &switches, &unchanged, |_, outcome| {
                 let Some(run) = of_each.next() else { return outcome };
-                let of_run = &pieces[run.pieces.clone()];
                 // The file's own pages can be why. They stay then.
-                if outcome.is_err() && !run.is_one_piece(of_run) {
+                if outcome.is_err() && !run.is_one_piece(pieces) {
                     failed.extend(run.apart(pieces));
                     return Ok(());
                 }
                 outcome?;
+                let of_run = &pieces[run.pieces.clone()];
                 back.all += of_run.iter().map(|piece| piece.part.range.len()).sum::<u64>();
                 back.text += of_run.iter().map(Piece::text_bytes).sum::<u64>();
                 Ok(())
