@@ -61,11 +61,11 @@ impl Record {
 pub struct Runner {
     /// The process ID of `tiexecctl canary`.
     pub pid: i32,
-    /// The start time of that process, in clock ticks since boot. Zero, which is no canary's, if an earlier version wrote
-    /// the record.
+    /// The start time of that process, in clock ticks since boot. The record of an earlier version has zero, which no
+    /// process has.
     #[serde(default)]
     pub begun: u64,
-    /// What the canary alternates, in words.
+    /// The processes that the canary alternates, in words.
     pub subject: String,
     /// When it began, in seconds since 1970.
     pub since: u64,

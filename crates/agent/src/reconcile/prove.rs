@@ -49,7 +49,7 @@ pub(super) struct Unproved {
 #[derive(Debug)]
 pub(super) struct Proving {
     pub(super) of: Unproved,
-    /// What the rule said of the measurement when the canary began.
+    /// The measurement that the rule asked for when the canary began.
     measure: Option<Measure>,
     child: Child,
     /// The time when the processes of the record were last checked.
@@ -85,7 +85,7 @@ impl Answer {
 #[derive(Debug)]
 pub(super) struct Unproven {
     of: Unproved,
-    /// What the rule said of the measurement. Another measurement may have a verdict.
+    /// The measurement that the rule asked for. Another measurement may lead to a verdict.
     measure: Option<Measure>,
     /// The end of the canary.
     since: Instant,

@@ -18,7 +18,7 @@ use crate::exit;
 use crate::options::Targets;
 use crate::stdio::warn;
 
-/// What is printed of a process.
+/// The figures of a process, and its table.
 #[derive(Serialize, Deserialize)]
 struct Seen {
     status: u8,

@@ -210,8 +210,8 @@ fn line(done: usize, all: usize, begun: Instant) -> String {
 
 /// The file of `--export-json` while the rounds go on. If the benchmark is killed, the file has the rounds so far.
 struct Export {
-    /// `None` if the result is written only at the end: there is no file, or another kind of file, which a reader may
-    /// read meanwhile.
+    /// The file that each round replaces. `None` without a file, and for another kind of file, such as a pipe: its reader
+    /// gets the result at the end.
     output: Option<Output>,
     written: Option<Instant>,
 }

@@ -1,4 +1,4 @@
-//! What a program would gain, what that costs, and the command for it.
+//! Estimates the gain of a program and its cost, and finds the command for it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};

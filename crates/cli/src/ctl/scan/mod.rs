@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// A program that uses less of one processor than this is idle: nothing that it can save is noticed.
 const IDLE: f64 = 0.005;
 
-/// What a scan has found.
+/// The result of a scan.
 #[derive(Debug, Serialize)]
 struct Found {
     schema: u32,

@@ -43,8 +43,7 @@ impl Found {
     fn heading(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(sampling) = &self.sampling else { return Ok(()) };
         let seconds = sampling.duration_ms as f64 / 1000.0;
-        let samples =
-            counted(usize::try_from(sampling.samples).unwrap_or(usize::MAX), "sample", "samples");
+        let samples = samples(sampling.samples);
         let processes = counted(sampling.processes, "process", "processes");
         writeln!(f, "{seconds:.1} s   {samples} of {processes} ({}, user mode)", sampling.clock)?;
         let all = sampling.samples + self.other_samples;
@@ -110,15 +109,7 @@ impl Row {
         };
         write!(f, ": {}", estimate.judgement.verdict)?;
         if estimate.few_samples {
-            write!(
-                f,
-                ", only {}",
-                counted(
-                    usize::try_from(estimate.samples).unwrap_or(usize::MAX),
-                    "sample",
-                    "samples"
-                )
-            )?;
+            write!(f, ", only {}", samples(estimate.samples))?;
         }
         for (index, (backing, bytes)) in estimate.memory.iter().enumerate() {
             let begin = if index == 0 { "; memory" } else { "," };
@@ -127,4 +118,8 @@ impl Row {
         writeln!(f)?;
         estimate.next.as_ref().map_or(Ok(()), |next| writeln!(f, "      next  {next}"))
     }
+}
+
+fn samples(count: u64) -> String {
+    counted(usize::try_from(count).unwrap_or(usize::MAX), "sample", "samples")
 }
