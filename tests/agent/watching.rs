@@ -168,8 +168,20 @@ fn a_daemon_is_found_before_the_next_look_at_all() {
     // The program forks at once, so the child inherits no copies.
     let mut brood = Run::new(&other, ["1"]).plain().start();
     brood.wait_line("ready");
-    let child = brood.said("child").and_then(|child| child.parse().ok()).expect("it says so");
-    eventually(&format!("{child} is switched"), || switched(child) > 0);
+    // More children follow until the agent has worked on the program: before its first look, and before its next read of events.
+    let parent = brood.pid();
+    eventually("the parent is switched", || {
+        brood.write(b"\n");
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        switched(parent) > 0
+    });
+    let said = brood.out_text();
+    let children = said.lines().filter_map(|line| line.strip_prefix("child ")?.parse().ok());
+    let children: Vec<i32> = children.collect();
+    assert!(!children.is_empty(), "{said}");
+    for child in children {
+        eventually(&format!("{child} is switched"), || switched(child) > 0);
+    }
     stop(agent);
     brood.finish().assert_code(7);
     held.finish().assert_code(7);

@@ -32,10 +32,10 @@ pub(crate) struct Forked {
 }
 
 impl Forked {
-    /// Adds processes that were forked at `now`, as many as there is room for.
-    pub(crate) fn add(&mut self, pids: impl IntoIterator<Item = Pid>, now: Instant) {
+    /// Adds processes that were forked after `since`, as many as there is room for.
+    pub(crate) fn add(&mut self, pids: impl IntoIterator<Item = Pid>, since: Instant) {
         let room = MOST.saturating_sub(self.young.len());
-        self.young.add(pids.into_iter().take(room), now);
+        self.young.add(pids.into_iter().take(room), since);
     }
 
     /// Forgets processes that have ended, or begun a program.
@@ -43,7 +43,7 @@ impl Forked {
         self.young.forget(pids);
     }
 
-    /// Removes and returns some processes that were forked at least `age` ago, with the time of each.
+    /// Removes and returns some processes that were added with a time at least `age` ago, with this time.
     pub(crate) fn take_older(&mut self, now: Instant, age: Duration) -> Vec<(Pid, Instant)> {
         self.young.take_older(now, age, AT_ONCE)
     }
@@ -56,9 +56,10 @@ impl Forked {
         self.seen.entry(program).or_insert(now);
     }
 
-    /// Returns whether the agent had looked at a process of the program before it was forked at `begun`.
-    pub(crate) fn was_seen(&self, program: u64, begun: Instant) -> bool {
-        self.seen.get(&program).is_some_and(|&seen| seen <= begun)
+    /// Returns whether the agent had looked at a process of the program before another one was forked, which happened after
+    /// `since`.
+    pub(crate) fn was_seen(&self, program: u64, since: Instant) -> bool {
+        self.seen.get(&program).is_some_and(|&seen| seen <= since)
     }
 
     /// Forgets which programs the agent has looked at, and all processes except these.

@@ -620,12 +620,13 @@ impl<'a> Agent<'a> {
 
     fn read_news(&mut self, now: Instant) {
         let news = self.events.read();
-        self.read_at = now;
+        let before = std::mem::replace(&mut self.read_at, now);
         self.launches.forget(&news.ended);
         self.guard.forget_executed(&news.execs);
         if self.least_age().is_some() {
             self.forked.forget(news.ended.iter().chain(&news.execs));
-            self.forked.add(news.forks, now);
+            // A process may have been forked as early as that: before a look at its parent since.
+            self.forked.add(news.forks, before);
             self.begun.add(news.execs, now);
         }
         if news.lost && self.looked_at_all.is_some_and(|last| last.elapsed() >= PAUSE) {
