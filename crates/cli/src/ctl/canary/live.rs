@@ -8,7 +8,7 @@ use tiexec_agent::canary::{Member, Runner, Turn};
 use tiexec_agent::state;
 use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
-use tiexec_core::proc::{maps, stat};
+use tiexec_core::proc::maps;
 use tiexec_engine::locked_target::{LONGEST, LOOKING, look_for_text_of_ours, start_time};
 use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
@@ -327,8 +327,9 @@ impl<'a> Live<'a> {
 
     /// Returns whether a process has copies; `None` if it has ended or cannot be examined.
     fn state(&self, pid: Pid) -> Option<bool> {
-        member(&pid)?;
-        look_for_text_of_ours(&ProcDir::of(pid).ok()?)
+        let has = look_for_text_of_ours(&ProcDir::of(pid).ok()?)?;
+        // A process that ends loses its mappings first, copies too.
+        member(&pid).map(|_| has)
     }
 
     /// Reverts all processes, and removes the record.
@@ -371,9 +372,7 @@ impl<'a> Live<'a> {
 /// Returns the process and its start time, if it is alive and runs a program.
 fn member(pid: &Pid) -> Option<Member> {
     let process = ProcDir::of(*pid).ok()?;
-    let text = process.read("stat").ok()?;
-    let is_dead = stat::state(&text).is_ok_and(|state| matches!(state, b'Z' | b'X'));
-    (!is_dead).then_some(())?;
+    process.status().ok()?.has_mm.then_some(())?;
     Some((pid.as_raw_nonzero().get(), start_time(&process)?))
 }
 
