@@ -167,7 +167,7 @@ fn a_warming_that_fails_or_hangs() {
     for command in ["-/bin/false", "-/nonexistent", "-/bin/sh -c 'kill -9 $$$$'"] {
         systemd.write_unit(&drop_in, &format!("[Service]\nExecStart=\nExecStart={command}\n"));
         systemd.systemctl(["restart", "nginx"]).assert_code(0);
-        systemd.systemctl(["is-system-running"]).assert_code(0);
+        systemd.assert_nothing_failed();
     }
     let hangs =
         "[Unit]\nJobRunningTimeoutSec=1s\n[Service]\nExecStart=\nExecStart=-/bin/sleep inf\n";

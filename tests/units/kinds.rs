@@ -2,8 +2,10 @@
 //! a crash ends them, and that they stop.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use support::child::eventually;
+use support::machine::{Groups, freezer};
 use support::systemd::{NEEDS, Systemd, can_boot};
 use support::{Kind, install, program_big, require};
 
@@ -151,7 +153,7 @@ fn life(systemd: &Systemd, service: &Service, ours: Option<&str>) -> Vec<Vec<Str
     systemd.systemctl(["stop"].into_iter().chain(by).chain([unit])).assert_code(0);
     seen.push(facts(systemd, unit));
     systemd.systemctl(["reset-failed", unit]);
-    systemd.systemctl(["is-system-running"]).assert_code(0);
+    systemd.assert_nothing_failed();
     seen
 }
 
@@ -263,7 +265,45 @@ fn storms_of_restarts() {
         systemd.systemctl(["restart", "steady"]).assert_code(0);
     }
     eventually("the last start is huge", || systemd.huge("steady") > 0);
-    systemd.systemctl(["is-system-running"]).assert_code(0);
+    systemd.assert_nothing_failed();
+}
+
+/// The processes of TiExec's unit need a while to end, as on a busy machine.
+#[test]
+fn a_slow_stop() {
+    require!(can_boot(), "{NEEDS}");
+    let mut cgroups = Groups::new();
+    // A frozen process of cgroup v1 ends when it is thawed, also after SIGKILL.
+    let found = freezer(&mut cgroups, false);
+    require!(found.is_some(), "no freezer of cgroup v1");
+    let (group, [switch, shown], [freeze, thaw, frozen]) = found.expect("just looked");
+    let systemd = Systemd::boot();
+    systemd.run(["mkfifo", "/run/never"]).assert_code(0);
+    let (unit, ours) = ("shell.service", "tiexec@shell.service");
+    let lines = "[Service]\nExecStart=/bin/sh -c 'while :; do read line </run/never; done'\n";
+    systemd.write_unit("/etc/systemd/system/shell.service", lines);
+    systemd.ctl(["enable", unit]).assert_code(0);
+    // TiExec waits for another program than the shell.
+    systemd.start(unit);
+    eventually("it waits", || systemd.property(ours, "MainPID") != "0");
+    let name = systemd.property(ours, "ControlGroup");
+    let list = systemd.path(&format!("/sys/fs/cgroup/systemd{name}/cgroup.procs"));
+    let processes = || std::fs::read_to_string(&list).unwrap_or_default();
+    for pid in processes().lines() {
+        std::fs::write(group.join("cgroup.procs"), pid).expect("it is moved");
+    }
+    std::fs::write(&switch, freeze).expect("it freezes");
+    eventually("it is frozen", || {
+        std::fs::read_to_string(&shown).is_ok_and(|now| now.contains(frozen))
+    });
+    systemd.systemctl(["stop", "--no-block", unit]).assert_code(0);
+    eventually("it is to stop", || systemd.property(ours, "ActiveState") == "deactivating");
+    std::thread::sleep(Duration::from_secs(3));
+    std::fs::write(&switch, thaw).expect("it thaws");
+    eventually("the service has stopped", || systemd.property(unit, "ActiveState") == "inactive");
+    assert_eq!(systemd.property(ours, "Result"), "success");
+    eventually("no process is left", || processes().is_empty());
+    systemd.assert_nothing_failed();
 }
 
 /// A service that somebody has reverted stays reverted until its next start, although other units want it.

@@ -128,6 +128,18 @@ impl Systemd {
         assert!(done.status.success(), "{done}\n{}", self.log(unit));
     }
 
+    /// Panics if a unit has failed, with the log of each that has.
+    pub fn assert_nothing_failed(&self) {
+        let failed = self
+            .systemctl(["list-units", "--failed", "--plain", "--no-legend"])
+            .assert_code(0)
+            .out();
+        let units = failed.lines().filter_map(|line| line.split_whitespace().next());
+        let logs: Vec<_> = units.map(|unit| format!("{unit}:\n{}", self.log(unit))).collect();
+        assert!(logs.is_empty(), "units have failed: {}", logs.join("\n"));
+        self.systemctl(["is-system-running"]).assert_code(0);
+    }
+
     /// Returns a property of a unit, from `systemctl show`.
     pub fn property(&self, unit: &str, name: &str) -> String {
         let done = self.systemctl(["show", "--value", "--property", name, "--", unit]);

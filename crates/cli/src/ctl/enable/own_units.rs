@@ -117,7 +117,7 @@ impl<'a> Service<'a> {
              JobRunningTimeoutSec=15s\nStartLimitIntervalSec=0\n\
              DefaultDependencies=no\nConflicts=shutdown.target\nBefore=shutdown.target\nRequiresMountsFor={path}\n\n\
              [Service]\nType=oneshot\nExecStart=-/usr/bin/timeout {WARM} {program} warm --quiet --deps {file}\n\
-             KillMode=mixed\nTimeoutStopSec=1s\n\n\
+             KillMode=process\nTimeoutStopSec=1s\n\n\
              [Install]\nWantedBy={}\n",
             self.name
         ))
