@@ -67,7 +67,10 @@ impl Systemd {
         let words = words.into_iter().chain([programs.as_os_str(), OsStr::new("enter")]);
         let mut boot = Run::new("unshare", words).plain().limit(600).start();
         eventually("systemd is executed", || {
-            assert!(!boot.has_ended(), "{} has ended", boot.command);
+            if boot.has_ended() {
+                let said = boot.err_text();
+                panic!("{} has ended: {said}", boot.command);
+            }
             boot.has_said("pid") && {
                 let comm = std::fs::read_to_string(format!("/proc/{}/comm", boot.said_pid()));
                 comm.is_ok_and(|comm| comm == "systemd\n")
