@@ -3,6 +3,7 @@
 mod attaching;
 mod budgets;
 mod crashes;
+mod daily;
 mod killed;
 mod launches;
 mod load;

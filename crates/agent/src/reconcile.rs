@@ -4,6 +4,7 @@
 //! agent examine one process sooner. The order in which programs and the agent start therefore does not matter, and a
 //! lost event costs only time.
 
+mod daily;
 mod ends;
 mod prove;
 mod tell;
@@ -46,6 +47,7 @@ use crate::treat::{FileState, Made};
 use crate::verdicts::Verdicts;
 use crate::young::Young;
 
+use self::daily::Daily;
 use self::prove::{Proving, Unproved, Unproven};
 use self::work::Aside;
 
@@ -173,6 +175,7 @@ pub struct Agent<'a> {
     _alone: Option<Locked>,
     state: State,
     stamp: Option<Stamp>,
+    daily: Daily,
     canaries: Option<Canaries>,
     verdicts: Verdicts,
     verdicts_stamp: Option<Stamp>,
@@ -254,6 +257,7 @@ impl<'a> Agent<'a> {
             _alone: alone,
             state: State::default(),
             stamp: None,
+            daily: Daily::new(state),
             canaries: None,
             verdicts: Verdicts::default(),
             verdicts_stamp: None,
@@ -395,6 +399,7 @@ impl<'a> Agent<'a> {
             self.look_at_due();
             self.work();
             self.prove();
+            self.scan_daily();
             self.publish();
             self.wait();
             match interrupt::take() {

@@ -139,6 +139,7 @@ impl Agent<'_> {
             "host_splits": self.machine.splits,
             "observes_only": self.state.only_observes(),
             "quarantine": self.state.quarantine,
+            "scan": self.daily.last(),
             "processes": processes,
         })
     }

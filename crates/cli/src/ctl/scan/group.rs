@@ -31,8 +31,8 @@ impl Group {
     /// Groups the processes that each have at least as many bytes of text.
     pub(super) fn all(seen: &[Seen], least: u64) -> Vec<Self> {
         let mut groups: BTreeMap<_, Self> = BTreeMap::new();
-        for Seen { pid, exe, unit, users, text } in seen.iter().filter(|of| of.text.bytes >= least)
-        {
+        for one in seen.iter().filter(|of| of.text.bytes >= least) {
+            let Seen { pid, exe, unit, users, identity, text } = one;
             let group = groups.entry((unit, exe, users)).or_insert_with(|| Self {
                 unit: unit.clone(),
                 exe: exe.clone(),
@@ -42,13 +42,26 @@ impl Group {
                 text_bytes: 0,
                 huge_bytes: 0,
             });
-            let process = Pid::from_raw(*pid).and_then(|pid| ProcDir::of(pid).ok());
             group.pids.push(*pid);
-            group.identities.push(process.as_ref().and_then(Identity::of));
+            group.identities.push(*identity);
             group.text_bytes += text.bytes;
             group.huge_bytes += text.huge.min(text.bytes);
         }
         groups.into_values().collect()
+    }
+
+    /// Returns a group of these processes, which have ended.
+    #[cfg(test)]
+    pub(super) fn planted(exe: &str, pids: &[i32]) -> Self {
+        Self {
+            unit: None,
+            exe: exe.to_owned(),
+            users: vec![0],
+            pids: pids.to_vec(),
+            identities: vec![None; pids.len()],
+            text_bytes: 8 << 20,
+            huge_bytes: 2 << 20,
+        }
     }
 
     pub(super) fn pids(&self) -> impl Iterator<Item = Pid> + '_ {

@@ -12,10 +12,12 @@ use tiexec_engine::locked_target::start_time;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
-use super::counted;
+use super::{counted, since};
 
 /// The longest wait for the agent, which answers only between two programs that it works on.
 pub(in crate::ctl) const PATIENCE: Duration = Duration::from_secs(5);
+/// Most programs of the scan in words.
+const SHOWN: usize = 3;
 /// Most bytes of an answer.
 pub(in crate::ctl) const LONGEST: u64 = 64 << 20;
 
@@ -40,8 +42,43 @@ pub(in crate::ctl) struct Agent {
     pub(super) host_splits: bool,
     pub(super) observes_only: bool,
     pub(super) quarantine: Vec<Value>,
+    /// The agent's last scan of the machine. An agent of an earlier version does not scan.
+    #[serde(default)]
+    pub(super) scan: Option<Scanned>,
     #[serde(skip_serializing)]
     processes: Vec<Process>,
+}
+
+/// The agent's last scan.
+#[derive(Deserialize, Serialize, Debug)]
+pub(super) struct Scanned {
+    /// In seconds since 1970.
+    when: u64,
+    /// The output of `tiexecctl scan --json`.
+    table: Value,
+}
+
+impl Scanned {
+    /// Describes the programs that would gain, with the next command.
+    pub(super) fn in_words(&self) -> String {
+        let programs = self.table["programs"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let gains: Vec<&Value> =
+            programs.iter().filter(|row| row["estimate"]["next"].is_string()).collect();
+        let when = since(self.when);
+        if gains.is_empty() {
+            return format!("{when}: no program would gain");
+        }
+        let one = |row: &&Value| {
+            let name = row["unit"].as_str().or(row["exe"].as_str()).unwrap_or_default();
+            let name = name.rsplit('/').next().unwrap_or_default();
+            format!("{name} {:.1} %", row["saves"].as_f64().unwrap_or(0.0) * 100.0)
+        };
+        let first: Vec<String> = gains.iter().take(SHOWN).map(one).collect();
+        let more = if gains.len() > SHOWN { ", ..." } else { "" };
+        let programs = counted(gains.len(), "program", "programs");
+        let first = first.join(", ");
+        format!("{when}: {programs} would save processor time: {first}{more}; next: tiexecctl scan")
+    }
 }
 
 /// The agent's last outcome for one process.

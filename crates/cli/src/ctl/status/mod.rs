@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use serde::Serialize;
+use tiexec_agent::off::{self, Off};
 use tiexec_core::addr::mib;
 use tiexec_core::escape;
 use tiexec_core::proc::meminfo;
@@ -76,6 +77,7 @@ pub(super) fn run(json: bool) -> u8 {
             "machine": machine,
             "agent": agent.as_ref().ok(),
             "no_agent": agent.as_ref().err(),
+            "off": off::now().map(Off::as_str),
         });
         return print(&(escape::json(&status) + "\n"));
     }
@@ -127,7 +129,7 @@ fn table(rows: &[Row], least: u64) -> String {
     let units = width(&|row| unit(row).chars().count(), "UNIT");
     let programs = width(&|row| row.exe.chars().count(), "PROGRAM");
     let mut text = format!(
-        "{:<units$}  {:<programs$}  {:>5}  {:>8}  {:>8}  {:>3}  {:<9}  AGENT\n",
+        "by text on base pages, the most first\n{:<units$}  {:<programs$}  {:>5}  {:>8}  {:>8}  {:>3}  {:<9}  AGENT\n",
         "UNIT", "PROGRAM", "PROCS", "TEXT MiB", "HUGE MiB", "%", "BACKING"
     );
     for row in shown {
@@ -194,9 +196,20 @@ fn in_words(machine: &Machine, agent: &Result<Agent, String>) -> String {
     );
     let agent = match agent {
         Ok(agent) => agent,
-        Err(why) => return text + &format!("agent    {why}\n"),
+        // Whoever starts the agent again must know that it would begin nothing.
+        Err(why) => {
+            let off = match off::now() {
+                Some(Off::Drained) => "; drained; fix: tiexecctl agent resume",
+                Some(Off::Disabled) => "; switched off; fix: rm /etc/tiexec/disabled",
+                None => "",
+            };
+            return text + &format!("agent    {why}{off}\n");
+        }
     };
     let _infallible = writeln!(text, "agent    {}", agent.in_words());
+    if let Some(scan) = &agent.scan {
+        let _infallible = writeln!(text, "scan     {}", scan.in_words());
+    }
     for rule in &agent.rules_off {
         let _infallible = writeln!(
             text,
@@ -217,7 +230,14 @@ mod tests {
         let backings =
             [("image".to_owned(), huge << 20)].into_iter().filter(|_| huge > 0).collect();
         let text = Text { bytes: mib << 20, huge: huge << 20, backings };
-        Seen { pid, exe: exe.to_owned(), unit: unit.map(str::to_owned), users: Vec::new(), text }
+        Seen {
+            pid,
+            exe: exe.to_owned(),
+            unit: unit.map(str::to_owned),
+            users: Vec::new(),
+            identity: None,
+            text,
+        }
     }
 
     #[test]
@@ -231,7 +251,8 @@ mod tests {
         let rows = rows(&all, None);
         assert_eq!(
             table(&rows, 2 << 20),
-            "UNIT                        PROGRAM             PROCS  TEXT MiB  HUGE MiB    %  BACKING    AGENT\n\
+            "by text on base pages, the most first\n\
+             UNIT                        PROGRAM             PROCS  TEXT MiB  HUGE MiB    %  BACKING    AGENT\n\
              postgresql@15-main.service  /usr/lib/postgres       2      10.0       0.0    0  -          -\n\
              mariadb.service             /usr/sbin/mariadbd      1      18.0      12.0   66  image      -\n\
              and 1 program (1 process) with text below a huge page\n"

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tiexec_core::coverage::{coverage, huge_by_backing};
 use tiexec_core::escape::AsShown;
+use tiexec_engine::identity::Identity;
 use tiexec_remap::mapped::originals;
 use tiexec_remap::workers::Workers;
 use tiexec_remap::{systemd_units, workers};
@@ -24,6 +25,8 @@ pub(in crate::ctl) struct Seen {
     pub(in crate::ctl) unit: Option<String>,
     /// Its user IDs.
     pub(in crate::ctl) users: Vec<u32>,
+    /// Which program it is; `None` if it has ended since.
+    pub(in crate::ctl) identity: Option<Identity>,
     pub(in crate::ctl) text: Text,
 }
 
@@ -64,6 +67,7 @@ impl All {
                 all.silent += 1;
                 continue;
             }
+            let identity = Identity::of(&process);
             let told = match workers::is_of_others(&process) {
                 false => look_at(&process),
                 true => match workers::apart(PATIENCE, || look_at(&process)) {
@@ -81,6 +85,7 @@ impl All {
                     exe: process.exe_path().unwrap_or_default().shown().to_string(),
                     unit: systemd_units::shown(&process).map(|unit| unit.shown().to_string()),
                     users,
+                    identity,
                     text,
                 }),
                 Told::Denied => all.denied += 1,
