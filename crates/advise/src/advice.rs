@@ -9,6 +9,7 @@ use std::fmt;
 use serde::Serialize;
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::budget::Misses;
+use tiexec_core::config::Edges;
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::pmu_counts::Counted;
 use tiexec_core::report::SCHEMA;
@@ -40,6 +41,10 @@ pub struct Circumstances {
 pub struct Way {
     /// The command.
     pub command: String,
+    /// True if the command starts the program anew.
+    pub starts: bool,
+    /// The setting of edges with which the command runs.
+    pub edges: Edges,
     /// The ranges that it puts on huge pages, by space of the tally. In a space without an entry, these are the whole
     /// huge pages of each file's text.
     pub reach: HashMap<usize, Reach>,
@@ -636,7 +641,7 @@ mod tests {
     fn only_what_is_planned_is_possible() {
         let mut circumstances = circumstances();
         let reach = HashMap::from([(0, Reach::default())]);
-        circumstances.ways.push(Way { command: "none".to_owned(), reach });
+        circumstances.ways.push(Way { command: "none".to_owned(), reach, ..Way::default() });
         let advice = advise(&tally(1), &circumstances);
         assert_eq!(advice.text.on_huge_then, 0.0);
         let json: serde_json::Value = serde_json::from_str(&advice.to_json()).unwrap();
@@ -652,6 +657,7 @@ mod tests {
         let way = |command: &str, spans: &[AddrRange], moved| Way {
             command: command.to_owned(),
             reach: HashMap::from([(0, Reach { spans: spans.to_vec(), moved })]),
+            ..Way::default()
         };
         let to = RemoteAddr::new(0x1000_0000);
         let mut circumstances = circumstances();

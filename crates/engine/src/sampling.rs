@@ -66,11 +66,15 @@ impl Sampling {
     /// thread of these, for which the user may lack some rights or descriptors: processes without the rights are left
     /// out, and then the last ones of the list. The tally knows no mappings.
     ///
-    /// Returns how many of the processes are sampled, too.
+    /// Returns the processes that are sampled, too.
     ///
     /// # Errors
     /// As [`Sampler::open`], if none of the processes can be sampled.
-    pub fn of_all(pids: &[Pid], frequency: u32, base: PageSize) -> Result<(Self, usize), SysError> {
+    pub fn of_all(
+        pids: &[Pid],
+        frequency: u32,
+        base: PageSize,
+    ) -> Result<(Self, Vec<Pid>), SysError> {
         process::lift_descriptor_limit();
         let (sampler, sampled) = match Sampler::open_everywhere(frequency) {
             Ok(sampler) => (sampler, pids.to_vec()),
@@ -79,7 +83,7 @@ impl Sampling {
         };
         let only = Some(sampled.iter().map(|&pid| number(pid)).collect());
         let tally = Tally::new(base);
-        Ok((Self { sampler, tally, only, samples_only: true, others: 0 }, sampled.len()))
+        Ok((Self { sampler, tally, only, samples_only: true, others: 0 }, sampled))
     }
 
     /// Opens a sampler of as many of the processes as may be sampled.

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::time::Duration;
 
-use tiexec_advise::advice::{Advice, Circumstances, Sampling, TextAdvice};
+use tiexec_advise::advice::{Advice, Circumstances, Sampling, TextAdvice, Way};
 use tiexec_advise::itlb::{Itlb, MissTime, Verdict};
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::Pages;
@@ -174,7 +174,8 @@ fn circumstances(
 }
 
 /// Makes the advice about living processes from samples that others have taken. The tally needs no mappings: they are
-/// read here, which the processes can block. Processes that have ended are left out. `None` if nothing is left.
+/// read here, which the processes can block. Processes that have ended are left out. Returns the recommended way, too;
+/// `None` if nothing is left.
 pub(super) fn of_samples(
     pids: &[Pid],
     targets: Targets,
@@ -182,7 +183,7 @@ pub(super) fn of_samples(
     mut tally: Tally,
     sampling: Sampling,
     machine: &Machine,
-) -> Option<Advice> {
+) -> Option<(Advice, Way)> {
     for &pid in pids {
         let vmas = ProcDir::of(pid).and_then(|process| areas::vmas(&process));
         tally.add_process(number(pid), &vmas.unwrap_or_default());
@@ -192,9 +193,11 @@ pub(super) fn of_samples(
     gather::plan(&tally, pids, &mut known);
     let tally = gather::attributed(tally, &known);
     let options = Advise::of(targets, None);
-    let circumstances = circumstances(&options, &comm, &tally, known, machine);
+    let mut circumstances = circumstances(&options, &comm, &tally, known, machine);
     let first = pids.first().map_or(0, |&pid| number(pid));
-    Advice::new(first, comm, &tally, &circumstances, sampling, Counted::default())
+    let advice = Advice::new(first, comm, &tally, &circumstances, sampling, Counted::default())?;
+    let way = circumstances.ways.swap_remove(advice.way);
+    Some((advice, way))
 }
 
 /// Returns the name of the clock in JSON.

@@ -60,7 +60,12 @@ impl Wish {
             let whole = || interiors(tally, &tally.spaces()[space], pages);
             Some((space, self.reach(known, whole)?))
         });
-        Way { command: self.command(options, program), reach: reach.collect() }
+        Way {
+            command: self.command(options, program),
+            starts: self.start,
+            edges: self.edges,
+            reach: reach.collect(),
+        }
     }
 
     /// Returns the ranges that the way puts on huge pages in an address space; `None` if they are not known.

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 
 use serde::{Deserialize, Serialize};
-use tiexec_advise::advice::{Advice, Sampling};
+use tiexec_advise::advice::{self, Advice, Sampling};
 use tiexec_advise::itlb::{Judgement, Verdict};
 use tiexec_advise::samples::Tally;
 use tiexec_core::budget::ENOUGH_SAMPLES;
-use tiexec_core::config::{EdgePolicy, Edges, Settings};
+use tiexec_core::config::{EdgePolicy, Settings};
 use tiexec_core::plan::Plan;
 use tiexec_engine::locked_target::LockedTarget;
 use tiexec_engine::policy::policy;
@@ -92,11 +92,12 @@ impl Estimate {
             ..sampling.clone()
         };
         let name = group.name().to_owned();
-        let advice = advise::of_samples(&living, targets.clone(), name, part, sampling, machine)?;
+        let (advice, recommended) =
+            advise::of_samples(&living, targets.clone(), name, part, sampling, machine)?;
         let few_samples = advice.sampling.samples < ENOUGH_SAMPLES;
-        let way = way(&advice);
+        let way = way(&advice, recommended.starts);
         let memory = match way {
-            Way::Attach | Way::Restart => memory(way, &advice, &living, machine),
+            Way::Attach | Way::Restart => memory(&recommended, &living, machine),
             Way::Done | Way::Nothing => BTreeMap::new(),
         };
         let of_advise = |more: &[&str]| {
@@ -115,12 +116,16 @@ impl Estimate {
     }
 }
 
-fn way(advice: &Advice) -> Way {
+fn way(advice: &Advice, starts: bool) -> Way {
     let Judgement { verdict, saving, .. } = advice.judgement;
-    match (verdict, &advice.next) {
-        (Verdict::Done, _) => Way::Done,
-        (Verdict::WorthIt | Verdict::Maybe, Some(next)) if saving > 0.0 => {
-            if next.starts_with("tiexec ") { Way::Restart } else { Way::Attach }
+    match verdict {
+        Verdict::Done => Way::Done,
+        Verdict::WorthIt | Verdict::Maybe if saving > 0.0 => {
+            if starts {
+                Way::Restart
+            } else {
+                Way::Attach
+            }
         }
         _ if advice.text.on_huge_now >= MOSTLY => Way::Done,
         _ => Way::Nothing,
@@ -128,10 +133,8 @@ fn way(advice: &Advice) -> Way {
 }
 
 /// Returns how much of which huge pages the way takes.
-fn memory(way: Way, advice: &Advice, pids: &[Pid], machine: &Machine) -> BTreeMap<String, u64> {
-    let pad = advice.next.as_ref().is_some_and(|next| next.contains(" --edges=pad"));
-    let edges = if pad { Edges::Pad } else { Edges::Conservative };
-    let edges = EdgePolicy { edges, ..EdgePolicy::default() };
+fn memory(way: &advice::Way, pids: &[Pid], machine: &Machine) -> BTreeMap<String, u64> {
+    let edges = EdgePolicy { edges: way.edges, ..EdgePolicy::default() };
     let settings = Settings::default();
     let mut seen = HashSet::new();
     let mut memory: BTreeMap<String, u64> = BTreeMap::new();
@@ -145,7 +148,7 @@ fn memory(way: Way, advice: &Advice, pids: &[Pid], machine: &Machine) -> BTreeMa
         }
     };
     for &pid in pids {
-        if way == Way::Restart {
+        if way.starts {
             let started =
                 ProcDir::of(pid).ok().and_then(|it| restart::plan(&it, edges, machine.pages).ok());
             started.iter().for_each(|started| add(&started.plan));

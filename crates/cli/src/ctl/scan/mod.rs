@@ -22,6 +22,7 @@ use tiexec_engine::sampling::{Sampling, number};
 use tiexec_remap::workers;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, interrupt, thp};
+use tiexec_tracee::clock;
 
 use super::advise::{self, Machine, clock_in_words};
 use super::print;
@@ -69,6 +70,8 @@ struct Row {
     /// Its samples, and the share of one processor that it used in user mode.
     samples: u64,
     cpu: f64,
+    /// The number of its processes that were not sampled: it may have used more.
+    not_sampled: usize,
     /// The shares of one processor that it is expected to save, and their range; `None` without an estimate.
     saves: Option<f64>,
     saves_range: Option<[f64; 2]>,
@@ -77,16 +80,34 @@ struct Row {
 }
 
 impl Row {
-    fn new(group: Group, samples: u64, cpu: f64, estimate: Option<Estimate>) -> Self {
+    fn new(
+        group: Group,
+        samples: u64,
+        cpu: f64,
+        not_sampled: usize,
+        estimate: Option<Estimate>,
+    ) -> Self {
         let judgement = estimate.as_ref().map(|of| &of.judgement);
         Self {
             samples,
             cpu,
+            not_sampled,
             saves: judgement.map(|of| of.saving * cpu),
             saves_range: judgement.map(|of| of.saving_range.map(|end| end * cpu)),
             group,
             estimate,
         }
+    }
+
+    /// Returns whether the program was sampled, and used next to no processor time.
+    fn is_idle(&self) -> bool {
+        self.cpu < IDLE && self.not_sampled == 0
+    }
+
+    /// Returns the processor time that can be saved: the programs that save most are the first. Below 0 if nothing can
+    /// be done.
+    fn rank(&self) -> f64 {
+        if self.gains() { self.saves.unwrap_or(0.0) } else { -1.0 }
     }
 
     /// Returns whether the program may gain by something that can be done.
@@ -144,7 +165,8 @@ impl Found {
         let pids = busiest_first(groups.iter().flat_map(Group::pids));
         let (mut sampling, sampled) = Sampling::of_all(&pids, frequency, pages.base)
             .map_err(|error| advise::not_sampled("the processes", error))?;
-        self.not_sampled = pids.len() - sampled;
+        self.not_sampled = pids.len() - sampled.len();
+        let sampled: HashSet<Pid> = sampled.into_iter().collect();
         // Ctrl-C ends the sampling early. The table has the samples until then.
         interrupt::catch();
         let (begun, samples) = (Instant::now(), Cell::new(0));
@@ -152,27 +174,28 @@ impl Found {
             progress.at(|| {
                 let (passed, all) = (begun.elapsed().as_secs(), duration.as_secs_f64().ceil());
                 format!(
-                    "sampling {sampled} processes: {passed} of {all} s, {} samples",
+                    "sampling {} processes: {passed} of {all} s, {} samples",
+                    sampled.len(),
                     samples.get()
                 )
             });
             interrupt::asked()
         };
         let count = |tally: &Tally| samples.set(tally.by_process().values().sum::<u64>());
-        let sampled = sampling.until(begun.checked_add(duration), over, count);
-        sampled.map_err(|error| advise::not_sampled("the processes", error))?;
+        let done = sampling.until(begun.checked_add(duration), over, count);
+        done.map_err(|error| advise::not_sampled("the processes", error))?;
         let lasted = begun.elapsed();
         // A second signal ends the estimates.
         interrupt::take();
         self.other_samples = sampling.others();
-        let clock = clock_in_words(sampling.clock());
+        let of_samples = clock_in_words(sampling.clock());
         let tally = sampling.end();
         let by_process = tally.by_process();
         let of = |group: &Group| -> u64 {
             group.pids().filter_map(|pid| by_process.get(&number(pid))).sum()
         };
         let sampling = advice::Sampling {
-            clock,
+            clock: of_samples,
             frequency,
             duration_ms: u64::try_from(lasted.as_millis()).unwrap_or(u64::MAX),
             samples: by_process.values().sum(),
@@ -196,7 +219,7 @@ impl Found {
             if cpu >= IDLE
                 && !interrupt::asked()
                 && !silent.contains(&group.users)
-                && begun.elapsed() < LONGEST
+                && begun.elapsed() < clock::limit(LONGEST)
             {
                 let work = || Estimate::of(&group, &targets, &tally, &sampling, &machine);
                 match workers::apart(PATIENCE, work) {
@@ -206,15 +229,20 @@ impl Found {
                     }
                 }
             }
-            self.programs.push(Row::new(group, samples, cpu, estimate));
+            let not_sampled = group.pids().filter(|pid| !sampled.contains(pid)).count();
+            self.programs.push(Row::new(group, samples, cpu, not_sampled, estimate));
         }
-        let rank = |row: &Row| if row.gains() { row.saves.unwrap_or(0.0) } else { -1.0 };
-        self.programs.sort_by(|one, other| {
-            rank(other).total_cmp(&rank(one)).then(other.samples.cmp(&one.samples))
-        });
+        rank(&mut self.programs);
         self.sampling = Some(sampling);
         Ok(())
     }
+}
+
+/// Puts the program that saves most first, and of those without a gain the one with the most samples.
+fn rank(programs: &mut [Row]) {
+    programs.sort_by(|one, other| {
+        other.rank().total_cmp(&one.rank()).then(other.samples.cmp(&one.samples))
+    });
 }
 
 /// Orders the processes by the processor time that they have used.

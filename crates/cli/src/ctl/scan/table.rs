@@ -11,8 +11,8 @@ use crate::ctl::status::{counted, hidden, hidden_processes};
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (busy, idle): (Vec<&Row>, Vec<&Row>) =
-            self.programs.iter().partition(|row| row.cpu >= IDLE);
+        let busy: Vec<&Row> = self.programs.iter().filter(|row| row.cpu >= IDLE).collect();
+        let idle: Vec<&Row> = self.programs.iter().filter(|row| row.is_idle()).collect();
         self.heading(f)?;
         if !busy.is_empty() {
             writeln!(f, "SAVES %     RANGE %  OF ITS TIME %  CPU %  HUGE %  WAY      PROGRAM")?;
@@ -66,8 +66,11 @@ impl Found {
             return "no process that you may look at has text of a huge page".to_owned();
         }
         if busy.is_empty() {
-            return "the programs with text of a huge page are idle; scan while they work"
-                .to_owned();
+            return match self.programs.iter().all(Row::is_idle) {
+                true => "the programs with text of a huge page are idle; scan while they work",
+                false => "the programs that could be sampled are idle",
+            }
+            .to_owned();
         }
         let Some((row, estimate)) = estimates.iter().find(|it| !is_done(it)) else {
             return match estimates.is_empty() {
@@ -104,6 +107,9 @@ impl Row {
         )?;
         write!(f, "      {}", self.group.unit.as_deref().unwrap_or(&self.group.exe))?;
         write!(f, ", {}", counted(self.group.pids.len(), "process", "processes"))?;
+        if self.not_sampled > 0 {
+            write!(f, " ({} not sampled)", self.not_sampled)?;
+        }
         let Some(estimate) = &self.estimate else {
             return writeln!(f, ": ended, or not looked at in time");
         };
@@ -122,4 +128,109 @@ impl Row {
 
 fn samples(count: u64) -> String {
     counted(usize::try_from(count).unwrap_or(usize::MAX), "sample", "samples")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use tiexec_advise::advice::Sampling;
+    use tiexec_advise::itlb::{Judgement, Verdict};
+
+    use super::*;
+    use crate::ctl::scan::group::Group;
+    use crate::ctl::scan::rank;
+
+    /// A program that uses that share of a processor, and saves that share of its time by an attach.
+    fn row(exe: &str, cpu: f64, saving: f64) -> Row {
+        let gains = saving > 0.0;
+        let judgement = Judgement {
+            verdict: if gains { Verdict::WorthIt } else { Verdict::NotWorthIt },
+            saving,
+            saving_range: [saving / 2.0, saving * 2.0],
+            saved: 0.0,
+            reasons: vec!["it has few misses".to_owned()],
+        };
+        let estimate = Estimate {
+            judgement,
+            way: if gains { Way::Attach } else { Way::Nothing },
+            samples: 1000,
+            few_samples: false,
+            memory: BTreeMap::from([("image".to_owned(), 6 << 20)])
+                .into_iter()
+                .filter(|_| gains)
+                .collect(),
+            next: gains.then(|| format!("tiexecctl attach --unit {exe}")),
+        };
+        Row::new(Group::planted(exe, &[7]), (cpu * 1000.0) as u64, cpu, 0, Some(estimate))
+    }
+
+    fn table(programs: Vec<Row>, not_sampled: usize) -> String {
+        let mut found = Found {
+            schema: 1,
+            kind: "scan",
+            sampling: Some(Sampling {
+                clock: "cpu_clock",
+                frequency: 1000,
+                duration_ms: 1000,
+                samples: 3000,
+                lost: 0,
+                processes: programs.len(),
+            }),
+            other_samples: 0,
+            host_splits: false,
+            programs,
+            not_sampled,
+            not_permitted: 0,
+            silent: 0,
+        };
+        rank(&mut found.programs);
+        found.to_string()
+    }
+
+    #[test]
+    fn what_saves_most_processor_time_is_the_first() {
+        let idle = Row::new(Group::planted("/idle", &[8, 9]), 0, 0.0, 0, None);
+        let hidden = Row::new(Group::planted("/hidden", &[10]), 0, 0.0, 1, None);
+        let programs = vec![
+            idle,
+            row("/few", 0.1, 0.1),
+            row("/none", 2.0, 0.0),
+            row("/most", 0.9, 0.02),
+            hidden,
+        ];
+        assert_eq!(
+            table(programs, 1),
+            "1.0 s   3000 samples of 5 processes (cpu_clock, user mode)\n\
+             SAVES %     RANGE %  OF ITS TIME %  CPU %  HUGE %  WAY      PROGRAM\n\
+             \x20   1.8     0.9-3.6            2.0   90.0      25  attach   most\n\
+             \x20     /most, 1 process: worth it; memory 6.0 MiB image\n\
+             \x20     next  tiexecctl attach --unit /most\n\
+             \x20   1.0     0.5-2.0           10.0   10.0      25  attach   few\n\
+             \x20     /few, 1 process: worth it; memory 6.0 MiB image\n\
+             \x20     next  tiexecctl attach --unit /few\n\
+             \x20   0.0     0.0-0.0            0.0  200.0      25  nothing  none\n\
+             \x20     /none, 1 process: not worth it\n\
+             and 1 program (2 processes) that used less than 0.5 % of a processor\n\
+             1 process not sampled: too many threads for ulimit -n, or no right\n"
+        );
+    }
+
+    #[test]
+    fn what_could_not_be_sampled_is_not_idle() {
+        let hidden = || Row::new(Group::planted("/hidden", &[10]), 0, 0.0, 1, None);
+        let text = table(vec![hidden()], 1);
+        assert!(
+            text.contains("nothing gains: the programs that could be sampled are idle\n"),
+            "{text}"
+        );
+        assert!(!text.contains("that used less than"), "{text}");
+        let text = table(vec![Row::new(Group::planted("/idle", &[8]), 0, 0.0, 0, None)], 0);
+        assert!(
+            text.contains("nothing gains: the programs with text of a huge page are idle"),
+            "{text}"
+        );
+        let text = table(vec![row("/none", 1.0, 0.0)], 0);
+        assert!(text.contains("nothing gains: none: it has few misses\n"), "{text}");
+    }
 }
