@@ -171,7 +171,9 @@ fn shown_by_top(pid: &str) {
         screen.keys(&["/"]).wait_for("filter:");
         screen.keys(&["Escape"]).wait_for("? help");
         screen.keys(&["/"]).wait_for("filter: _");
-        screen.keys(&[&pid, "Enter"]).wait_for("1 match");
+        screen.keys(&[&pid]).wait_for("1 match");
+        screen.keys(&["Enter"]).wait_for(" back");
+        screen.keys(&["q"]).wait_for("? help");
         screen.wait_until("a figure", |text| {
             let figure = figure(&pid, text);
             figure.is_some_and(|it| if is_silent { it == "?" } else { it.parse::<f64>().is_ok() })

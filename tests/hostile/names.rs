@@ -126,13 +126,13 @@ fn of_a_screen() {
     let title = screen.title();
     screen.go().wait_for("PROGRAM");
     screen.keys(&["/"]).wait_for("filter:");
-    screen.keys(&[&pid, "Enter"]).wait_for("1 match");
+    screen.keys(&[&pid]).wait_for("1 match");
     screen.wait_for("\\x1b[2J\\n\\x9b");
-    screen.keys(&["Down", "a"]).wait_for("attach to process");
-    screen.keys(&["y"]).wait_for(&format!("undo: tiexecctl revert {pid}"));
     screen.keys(&["Enter"]).wait_for("press m");
+    screen.keys(&["a"]).wait_for("attach to process");
+    screen.keys(&["y"]).wait_for(&format!("undo: tiexecctl revert {pid}"));
     screen.wait_for("edges");
-    screen.keys(&["q"]).wait_for("ended 0");
+    screen.keys(&["q", "q"]).wait_for("ended 0");
     assert_eq!(screen.title(), title);
     let sent = screen.sent();
     let text = std::str::from_utf8(&sent).expect("UTF-8");

@@ -17,8 +17,10 @@ fn top(columns: u16, rows: u16, environment: &[(&str, &str)]) -> Screen {
 fn choose(screen: &Screen, pid: i32) {
     screen.wait_for("CPU %");
     screen.keys(&["/"]).wait_for("filter:");
-    screen.keys(&[&pid.to_string(), "Enter"]).wait_for("1 match");
-    screen.keys(&["Down"]);
+    screen.keys(&[&pid.to_string()]).wait_for("1 match");
+    // Enter opens the only match, and q leaves its view.
+    screen.keys(&["Enter"]).wait_for("press m to sample it");
+    screen.keys(&["q"]).wait_for("CPU %");
     row(screen, pid, "a look at its text", |row| row[1] != "...");
 }
 
@@ -98,12 +100,7 @@ fn shows_files_reasons_and_the_model() {
 #[test]
 fn leaves_the_terminal_as_it_was() {
     require!(installed("tmux").is_some(), "no tmux");
-    for (key, end) in [
-        (Some("q"), "ended 0"),
-        (Some("Escape"), "ended 0"),
-        (Some("C-c"), "ended 0"),
-        (None, "ended 143"),
-    ] {
+    for (key, end) in [(Some("q"), "ended 0"), (Some("C-c"), "ended 0"), (None, "ended 143")] {
         let command = format!("echo before; '{}' top", tiexecctl().display());
         let screen = Screen::new(80, 24, &command, &[]);
         screen.go().wait_for("CPU %");
@@ -201,6 +198,10 @@ fn sorts_filters_and_takes_any_size() {
         at(one.pid()).zip(at(other.pid())).map(|(one, other)| one < other)
     };
     screen.keys(&["p"]).wait_for("by PID");
+    // A narrow column would show only the end of a path.
+    screen.resize(112, 24);
+    screen.wait_until("no path", |text| text.contains("UNIT") && !text.contains("PROGRAM"));
+    screen.resize(80, 24);
     eventually("sorted", || order(&screen) == Some(one.pid() < other.pid()));
     screen.keys(&["p"]).wait_for("reversed");
     eventually("sorted", || order(&screen) == Some(one.pid() > other.pid()));
@@ -210,6 +211,8 @@ fn sorts_filters_and_takes_any_size() {
     }
     let text = screen.wait_for("PROGRAM");
     assert!(text.contains("UNIT"), "{text}");
+    screen.keys(&["Escape"]);
+    screen.wait_until("all rows", |text| text.contains("tmux") && !text.contains("match"));
     screen.keys(&["?"]).wait_for("put its text onto huge pages");
     screen.keys(&["x", "q"]).wait_for("ended 0");
     end(one);
@@ -258,6 +261,11 @@ fn has_no_colour_where_none_is_wanted() {
         screen.go().wait_for("CPU %");
         screen.keys(&["q"]).wait_for("ended 0");
         assert_eq!(has_colour(&screen.sent()), colour, "NO_COLOR={value}");
+        // tmux sends the shell's answer, too, which has no colour.
+        let command = format!("'{}' doctor", tiexecctl().display());
+        let screen = Screen::new(80, 50, &command, &[("NO_COLOR", value)]);
+        screen.go().wait_for("ended ");
+        assert_eq!(has_colour(&screen.sent()), colour, "NO_COLOR={value}: doctor");
     }
 }
 
@@ -276,7 +284,7 @@ fn sends_ascii_where_the_locale_is_not_utf_8() {
         screen.wait_for(name);
         screen.keys(&["Enter"]).wait_for("program ");
         screen.wait_for(&format!("({name})"));
-        screen.keys(&["q"]).wait_for("ended 0");
+        screen.keys(&["q", "q"]).wait_for("ended 0");
         assert_eq!(screen.sent().is_ascii(), locale == "C");
     }
     end(held);

@@ -105,6 +105,8 @@ fn drain_gives_all_back_until_resume() {
         systemd.ctl(["agent", "drain"]).assert_code(0);
         assert_eq!(systemd.huge(REDIS), 0);
     }
+    let status = systemd.ctl(["status"]).out();
+    assert!(status.contains("; drained; fix: tiexecctl agent resume"), "{status}");
     systemd.ctl(["agent", "resume"]).assert_code(0);
     let again = systemd.ctl(["agent", "resume"]);
     again.assert_code(0);

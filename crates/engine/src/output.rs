@@ -4,6 +4,7 @@
 //! link of theirs ([`trusted_directory`]), writes a new file beside the name, and puts it in place whole by rename(2)
 //! ([`tiexec_remap::files`]). No reader finds half a file.
 
+use std::borrow::Cow;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
@@ -256,8 +257,20 @@ pub fn standard_output() -> Result<BorrowedFd<'static>, RawErrno> {
 /// # Errors
 /// The error of write(2).
 pub fn write_to_the_end(text: &str) -> Result<(), RawErrno> {
+    write_styled_to_the_end(text, |line| line.into())
+}
+
+/// As [`write_to_the_end`]; `style` may put control sequences into each line after its names are escaped.
+///
+/// # Errors
+/// The error of write(2).
+pub fn write_styled_to_the_end(
+    text: &str,
+    style: impl Fn(&str) -> Cow<'_, str>,
+) -> Result<(), RawErrno> {
     let stream = standard_output()?;
     let text = escape::lines(text);
+    let text: String = text.split_inclusive('\n').map(style).collect();
     let mut rest = text.as_bytes();
     without_write_signals(|| {
         while !rest.is_empty() {

@@ -26,19 +26,22 @@ mod targets;
 mod top;
 mod warm;
 
+use std::borrow::Cow;
+use std::io::IsTerminal;
 use std::path::Path;
 
 use clap::Parser;
 use rustix::io::Errno as RawErrno;
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::skip::{FailureKind, Reason};
-use tiexec_engine::output::{Output, Refusal, write_to_the_end};
+use tiexec_engine::output::{Output, Refusal, write_styled_to_the_end};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process, procfs};
 use tiexec_tracee::absence::Absence;
 use tiexec_tracee::threads;
 
 use self::permission::Rights;
+use crate::colour;
 use crate::exit;
 use crate::fold::{folded, width};
 use crate::options::{Ctl, CtlCommand};
@@ -194,8 +197,16 @@ fn not_written(path: &Path, why: &Refusal) -> u8 {
 /// Writes the product to stdout. A reader that has gone away is success.
 #[must_use = "the product may be lost"]
 fn print(text: &str) -> u8 {
+    print_styled(text, |line| line.into())
+}
+
+/// As [`print`]. On a terminal with colours, `style` changes each line.
+fn print_styled(text: &str, style: impl Fn(&str) -> Cow<'_, str>) -> u8 {
     let text = folded(text, width(std::io::stdout()));
-    match write_to_the_end(&text) {
+    let is_styled = std::io::stdout().is_terminal() && colour::is_wanted();
+    let written =
+        write_styled_to_the_end(&text, |line| if is_styled { style(line) } else { line.into() });
+    match written {
         Ok(()) | Err(RawErrno::PIPE) => exit::OK,
         Err(errno) => {
             say_unwritten(errno);

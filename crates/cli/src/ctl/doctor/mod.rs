@@ -6,12 +6,14 @@
 mod machine;
 mod target;
 
+use std::borrow::Cow;
 use std::fmt::{self, Write};
 
+use anstyle::{AnsiColor, Style};
 use serde::Serialize;
 
-use super::print;
 use super::targets::{looked_at, targets, together};
+use super::{print, print_styled};
 use crate::exit;
 use crate::options::Targets;
 use tiexec_core::escape;
@@ -43,6 +45,17 @@ impl Level {
             Self::Off => "off",
             Self::Warn => "warn",
             Self::Fail => "FAIL",
+        }
+    }
+}
+
+impl Level {
+    const fn style(self) -> Style {
+        match self {
+            Self::Ok => AnsiColor::Green.on_default(),
+            Self::No | Self::Off => Style::new().dimmed(),
+            Self::Warn => AnsiColor::Yellow.on_default(),
+            Self::Fail => AnsiColor::Red.on_default().bold(),
         }
     }
 }
@@ -90,7 +103,10 @@ fn examine(pid: Option<i32>, json: bool) -> u8 {
             Err(status) => return status,
         },
     };
-    let status = print(&if json { as_json(pid, &findings) } else { as_text(&findings) });
+    let status = match json {
+        true => print(&as_json(pid, &findings)),
+        false => print_styled(&as_text(&findings), coloured),
+    };
     let failed = findings.iter().any(|finding| finding.level == Level::Fail);
     if status == exit::OK && failed { exit::FAILED } else { status }
 }
@@ -102,6 +118,16 @@ fn as_text(findings: &[Finding]) -> String {
         let _infallible = writeln!(text, "{:<5} {thing:<width$}  {finding}{fix}", level.as_str());
         text
     })
+}
+
+/// Colours the level at the beginning of a line.
+fn coloured(line: &str) -> Cow<'_, str> {
+    let level = [Level::Ok, Level::No, Level::Off, Level::Warn, Level::Fail]
+        .into_iter()
+        .find(|level| line.strip_prefix(level.as_str()).is_some_and(|rest| rest.starts_with(' ')));
+    let Some(level) = level else { return line.into() };
+    let (style, word) = (level.style(), level.as_str());
+    format!("{style}{word}{style:#}{}", &line[word.len()..]).into()
 }
 
 fn as_json(pid: Option<i32>, findings: &[Finding]) -> String {
@@ -119,6 +145,15 @@ fn as_json(pid: Option<i32>, findings: &[Finding]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_level_has_its_colour() {
+        assert_eq!(coloured("ok    image\n"), "\x1b[32mok\x1b[0m    image\n");
+        assert_eq!(coloured("FAIL  ptrace\n"), "\x1b[1m\x1b[31mFAIL\x1b[0m  ptrace\n");
+        for other in ["    nobody traces it", "nobody", ""] {
+            assert_eq!(coloured(other), other);
+        }
+    }
 
     #[test]
     fn lines_are_aligned_and_end_in_the_fix() {

@@ -37,7 +37,7 @@ pub(super) fn take(model: &mut Model, key: Key) -> Ask {
         Mode::Detail(_) => in_detail(model, key),
         Mode::Help => {
             model.mode = Mode::Table;
-            if key == Key::Char('q') { Ask::End } else { Ask::Nothing }
+            Ask::Nothing
         }
     }
 }
@@ -46,7 +46,11 @@ fn in_table(model: &mut Model, key: Key) -> Ask {
     let page = isize::try_from(model.room.saturating_sub(OVERLAP).max(1)).unwrap_or(1);
     model.message.clear();
     match key {
-        Key::Char('q') | Key::Escape => return Ask::End,
+        Key::Char('q') => return Ask::End,
+        Key::Escape => {
+            model.filter.clear();
+            model.arrange();
+        }
         Key::Up | Key::Char('k') => model.go(-1),
         Key::Down | Key::Char('j') => model.go(1),
         Key::PageUp => model.go(-page),
@@ -69,17 +73,17 @@ fn in_table(model: &mut Model, key: Key) -> Ask {
         Key::Char(' ') => return Ask::Refresh,
         Key::Char('a') => confirm(model, Act::Attach),
         Key::Char('r') => confirm(model, Act::Revert),
-        Key::Enter => {
-            if let Some(chosen) = selected(model) {
-                let files = None;
-                model.mode =
-                    Mode::Detail(Detail { chosen, files, itlb: Itlb::NotAsked, scroll: 0 });
-                return Ask::Inspect;
-            }
-        }
+        Key::Enter => return open(model),
         _ => {}
     }
     Ask::Nothing
+}
+
+/// Shows the view of the selected process.
+fn open(model: &mut Model) -> Ask {
+    let Some(chosen) = selected(model) else { return Ask::Nothing };
+    model.mode = Mode::Detail(Detail { chosen, files: None, itlb: Itlb::NotAsked, scroll: 0 });
+    Ask::Inspect
 }
 
 /// Returns the process to which a key applies. Shows a message if no process is selected.
@@ -115,7 +119,14 @@ fn in_confirmation(model: &mut Model, key: Key) -> Ask {
 
 fn in_filter(model: &mut Model, key: Key) -> Ask {
     match key {
-        Key::Enter => model.mode = Mode::Table,
+        Key::Enter => {
+            model.mode = Mode::Table;
+            model.arrange();
+            if let [only] = model.rows[..] {
+                model.selected = Some(only);
+                return open(model);
+            }
+        }
         Key::Escape => {
             model.mode = Mode::Table;
             model.filter.clear();
@@ -137,14 +148,13 @@ fn in_filter(model: &mut Model, key: Key) -> Ask {
 fn in_detail(model: &mut Model, key: Key) -> Ask {
     let page = u16::try_from(model.room).unwrap_or(1).max(1);
     match key {
-        Key::Char('q') => return Ask::End,
         Key::Char('a') => confirm(model, Act::Attach),
         Key::Char('r') => confirm(model, Act::Revert),
         _ => {}
     }
     let Mode::Detail(detail) = &mut model.mode else { return Ask::Nothing };
     match key {
-        Key::Escape | Key::Enter | Key::Backspace => {
+        Key::Escape | Key::Enter | Key::Backspace | Key::Char('q') => {
             model.mode = Mode::Table;
             return Ask::Refresh;
         }

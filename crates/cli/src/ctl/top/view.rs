@@ -18,6 +18,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::report::percent;
 
 use super::model::{Mode, Model, Sort};
+use crate::colour;
 use crate::ctl::status::counted;
 
 /// The terminal's abilities, and constant facts.
@@ -31,13 +32,13 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// Reads the environment: `NO_COLOR` (no-color.org) and the locale.
+    /// Reads the environment: whether colours are wanted, and the locale.
     pub(super) fn new(delay: Duration, least: u64) -> Self {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|name| set(name));
         let locale = locale.unwrap_or_default().to_string_lossy().to_lowercase();
         let utf8 = locale.contains("utf-8") || locale.contains("utf8");
-        Self { colour: set("NO_COLOR").is_none(), utf8, delay, least }
+        Self { colour: colour::is_wanted(), utf8, delay, least }
     }
 
     fn fg(self, color: Color) -> Style {
@@ -143,7 +144,7 @@ fn message(model: &Model, look: Look) -> String {
     if model.mode == Mode::Filter {
         let filter = look.plain(&model.filter.shown().to_string());
         return format!(
-            "filter: {filter}_   (name, path, unit, rule or PID; Enter keeps it, Esc clears it)"
+            "filter: {filter}_   (name, path, unit, rule or PID; Enter keeps it, and opens the only match; Esc clears it)"
         );
     }
     if !model.message.is_empty() {
@@ -170,12 +171,10 @@ fn keys_of(model: &Model) -> &'static str {
         Mode::Table => {
             " Enter details  a attach  r revert  / filter  t h c p n sort  ? help  q quit"
         }
-        Mode::Filter => " Enter keep  Esc clear",
+        Mode::Filter => " Enter keep, open the only match  Esc clear",
         Mode::Confirm(..) => " y yes  any other key no",
-        Mode::Detail(_) => {
-            " Esc back  a attach  r revert  m model the iTLB  Up Down scroll  q quit"
-        }
-        Mode::Help => " any key back  q quit",
+        Mode::Detail(_) => " Esc q back  a attach  r revert  m model the iTLB  Up Down scroll",
+        Mode::Help => " any key back",
     }
 }
 
@@ -187,10 +186,11 @@ r                            revert it: put the files' own text back
 t h c p n                    sort by text, share of huge text, CPU, PID, name;
                              again: the other way round
 /                            show only processes whose name, path, unit, rule or
-                             PID matches
+                             PID matches; Enter opens the only match, Esc clears
 Space                        look now
 Ctrl-L                       draw the screen again
-q Esc Ctrl-C                 end
+q                            back from a view; end
+Ctrl-C                       end
 
 TEXT      MiB of program text that the process maps
 HUGE, %   what of it is on huge pages

@@ -58,6 +58,10 @@ const fn words(title: &'static str, sort: Option<Sort>, width: Constraint) -> Co
 /// The widths of a terminal from which these columns are shown.
 const UNIT: u16 = 110;
 const OUTCOME: u16 = 150;
+/// The width of the kernel's name of a process.
+const NAME: u16 = 16;
+/// The column of paths is omitted if it would be narrower: its end would name no program.
+const PATH: u16 = 20;
 /// Most characters of a unit that are shown.
 const WIDEST_UNIT: usize = 36;
 
@@ -76,11 +80,16 @@ fn columns(width: u16, agent: bool, units: u16) -> Vec<Column> {
     if agent && width >= OUTCOME {
         columns.push(words("OUTCOME", None, Constraint::Length(24)));
     }
-    let name = if width >= UNIT { Constraint::Length(16) } else { Constraint::Fill(1) };
+    let others: u16 = columns.iter().map(|column| column.length() + SPACING).sum();
+    let name = if width >= UNIT { Constraint::Length(NAME) } else { Constraint::Fill(1) };
     columns.push(words("NAME", Some(Sort::Name), name));
     if width >= UNIT {
-        columns.push(words("UNIT", None, Constraint::Length(units)));
-        columns.push(words(PROGRAM, None, Constraint::Fill(1)));
+        let has_path = width >= others + NAME + units + PATH + 2 * SPACING;
+        let unit = if has_path { Constraint::Length(units) } else { Constraint::Fill(1) };
+        columns.push(words("UNIT", None, unit));
+        if has_path {
+            columns.push(words(PROGRAM, None, Constraint::Fill(1)));
+        }
     }
     columns
 }
