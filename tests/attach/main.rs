@@ -3,6 +3,7 @@
 mod batches;
 mod blocked;
 mod fails;
+mod families;
 mod killed;
 mod limits;
 mod looking;

@@ -114,6 +114,26 @@ fn of_a_process() {
     held.finish().assert_code(7);
 }
 
+/// The text about a family has placeholders, which no name can forge.
+#[test]
+fn of_a_family() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let path = dir.path().join("\u{1}\u{2}\u{3}1");
+    install(&program("hold", Kind::DynamicNoPie), &path, 0o755);
+    fresh::uncache(&path);
+    let all = [(); 2].map(|()| Run::new(&path, ["7"]).plain().hold());
+    let pids = all.each_ref().map(|held| held.pid().to_string());
+    let who = format!(" 2 processes {}, each", pids.join(" "));
+    for command in [&["inspect"][..], &["attach", "--backing=image"], &["inspect"], &["revert"]] {
+        let done = ctl(command.iter().copied().chain(pids.iter().map(String::as_str)));
+        assert_plain(done.assert_code(0));
+        assert_eq!(done.out().matches(&who).count(), 1, "{done}");
+    }
+    for held in all {
+        held.finish().assert_code(7);
+    }
+}
+
 /// None of these characters reaches the terminal from the table or the detail view of `top`.
 #[test]
 fn of_a_screen() {

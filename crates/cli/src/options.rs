@@ -560,6 +560,10 @@ pub struct Attach {
     #[arg(long, conflicts_with_all = ["dry_run", "follow", "settle", "max-huge-pages"])]
     pub wait_exec: bool,
 
+    /// Show each process, also where several have the same outcome
+    #[arg(long)]
+    pub each: bool,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -587,6 +591,7 @@ impl Attach {
             for_: None,
             dry_run,
             wait_exec: false,
+            each: false,
             json,
             quiet,
             started_at: None,
@@ -684,6 +689,10 @@ pub struct Revert {
     /// Print what would be done, and change nothing
     #[arg(long)]
     pub dry_run: bool,
+
+    /// Show each process, also where several have the same outcome
+    #[arg(long)]
+    pub each: bool,
 
     /// Print JSON
     #[arg(long)]

@@ -8,6 +8,7 @@ mod date;
 mod doctor;
 mod drain;
 mod enable;
+mod families;
 mod input;
 mod inspect;
 mod install_to;

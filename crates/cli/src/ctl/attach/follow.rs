@@ -7,25 +7,20 @@ use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::follow::{Follower, Patterns, without_watch};
 use tiexec_engine::watch::Tell;
 use tiexec_remap::images::Images;
-use tiexec_remap::workers::Pool;
 use tiexec_sys::perf_watch::{Heirs, Watch};
 use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::{Pid, process};
 use tiexec_tracee::absence::Absence;
 use tiexec_tracee::threads;
 
-use super::{Turn, each};
+use super::Job;
 use crate::exit;
 use crate::stdio::warn;
 
-/// Does `first` to each process and, with `--follow`, to their descendants. Then watches them until all have ended or,
-/// with `--settle`, until that time is over. Returns the exit status of the first pass.
-pub(super) fn stay(
-    pids: &[Pid],
-    settings: &Settings,
-    mut first: impl FnMut(Pid, &mut Images, &mut Pool, Turn) -> Option<u8>,
-    tell: Tell<'_>,
-) -> u8 {
+/// Attaches to each process and, with `--follow`, to their descendants. Then watches them until all have ended or, with
+/// `--settle`, until that time is over. Returns the exit status of the first pass.
+pub(super) fn stay(pids: &[Pid], job: &Job<'_>, tell: Tell<'_>) -> u8 {
+    let settings = job.settings;
     let patterns = match Patterns::new(&settings.only, &settings.except) {
         Ok(patterns) => patterns,
         Err(error) => {
@@ -47,8 +42,7 @@ pub(super) fn stay(
         all.extend(pids);
     }
     let mut images = Images::default();
-    let one = |pid, pool: &mut Pool, turn| first(pid, &mut images, pool, turn);
-    let status = each("attach to", &all, false, one);
+    let status = job.each(&all, false, &mut images);
     if !failed_for_good(&all, settings, status)
         && let Some(follower) = Follower::new(settings, &all, watch, images, tell)
     {

@@ -5,7 +5,7 @@ mod scheduled_revert;
 mod turns;
 mod wait_exec;
 
-pub(crate) use turns::{Turn, each};
+use turns::{Turn, each};
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -29,8 +29,9 @@ use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
+use super::families::{Figures, Printer, STOP, Seen, UNDO, WHO};
 use super::targets::{failed, failed_of, fix_of, named, select, selected, targets};
-use super::{print, told};
+use super::told;
 use crate::exit;
 use crate::options::{Attach, Revert};
 use crate::settings;
@@ -53,14 +54,16 @@ pub(crate) fn run(options: &Attach) -> u8 {
             return exit::USAGE;
         }
     };
+    let Attach { targets, each: each_one, json, quiet, .. } = options;
+    let job = |count: usize, hot| {
+        let printer = Printer::new(targets, count, *each_one, *json, *quiet);
+        Job { options, settings: &settings, hot, printer }
+    };
     // All processes share these images, so that processes of one program get the same image.
     let mut images = Images::default();
     if options.wait_exec {
-        return wait_exec::run(&options.targets, |pids| {
-            let one = |pid, pool: &mut Pool, turn| {
-                attach_one(pid, options, &settings, None, &mut images, pool, turn)
-            };
-            each("attach to", pids, false, one)
+        return wait_exec::run(targets, |pids| {
+            job(pids.len(), None).each(pids, false, &mut images)
         });
     }
     if let Some(budget) = settings.max_huge_pages {
@@ -71,26 +74,113 @@ pub(crate) fn run(options: &Attach) -> u8 {
                 return super::failed_status(error.errno);
             }
         };
-        let one = |pid, pool: &mut Pool, turn| {
-            attach_one(pid, options, &settings, Some(&hot), &mut images, pool, turn)
-        };
-        return each("attach to", &pids, named(&options.targets), one);
+        return job(pids.len(), Some(&hot)).each(&pids, named(targets), &mut images);
     }
+    let job = job(pids.len(), None);
     if !options.dry_run && (settings.follow || !settings.settle().is_zero()) {
-        let first = |pid, images: &mut Images, pool: &mut Pool, turn| {
-            attach_one(pid, options, &settings, None, images, pool, turn)
-        };
         let mut printed = exit::OK;
+        let alone = Printer::new(targets, 1, true, *json, *quiet);
         let mut tell = |locked: &LockedTarget, treated: &Treated| {
-            printed = told(printed, tell(locked, treated, options));
+            let json = || treated.report.to_json();
+            let seen = alone.one(locked.target.pid, seen(locked, treated), json);
+            printed = told(printed, seen.status);
         };
-        let status = follow::stay(&pids, &settings, first, &mut tell);
-        return told(status, printed);
+        return told(follow::stay(&pids, &job, &mut tell), printed);
     }
-    let one = |pid, pool: &mut Pool, turn| {
-        attach_one(pid, options, &settings, None, &mut images, pool, turn)
-    };
-    each("attach to", &pids, named(&options.targets), one)
+    job.each(&pids, named(targets), &mut images)
+}
+
+/// An attach to one or more processes.
+struct Job<'a> {
+    options: &'a Attach,
+    settings: &'a Settings,
+    /// The hottest huge pages, if only they are wanted.
+    hot: Option<&'a Hot>,
+    printer: Printer<'a>,
+}
+
+impl Job<'_> {
+    /// Attaches to each process, and prints the outcomes. `named` as in [`each`]. Returns the exit status.
+    fn each(&self, pids: &[Pid], named: bool, images: &mut Images) -> u8 {
+        let one = |pid, pool: &mut Pool, turn| self.one(pid, images, pool, turn);
+        each("attach to", pids, named, &self.printer, one)
+    }
+
+    /// Attaches to one process. Returns the outcome; `None` if its turn comes again.
+    fn one(&self, pid: Pid, images: &mut Images, pool: &mut Pool, turn: Turn) -> Option<Seen> {
+        let Self { options, settings, hot, printer } = self;
+        if settings.is_off() && !options.dry_run {
+            let by = if is_switched_off() {
+                format!("{SWITCHED_OFF} is there; fix: rm {SWITCHED_OFF}")
+            } else {
+                let option =
+                    options.settings.say("backing").then(|| options.settings.alone().backing);
+                settings::switched_off_by(option).to_owned()
+            };
+            let failure = Failure::new(SkipReason::Disabled, by);
+            return Some(failed("attach to", pid, &failure).into());
+        }
+        let mut locked = match LockedTarget::open_in_turn(pid, pool) {
+            Ok(locked) => locked,
+            Err(failure) => {
+                return Some(failed_of("attach to", pid, &failure, &options.targets).into());
+            }
+        };
+        (locked.search, locked.temporary) = (turn.search, options.temporary);
+        if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
+            return Some(exit::GONE.into());
+        }
+        say_if_unlocked(&locked, options.quiet);
+        let done = match hot {
+            Some(hot) => hot.treat_once(&locked, images),
+            None => policy(settings, options.dry_run)
+                .and_then(|policy| locked.treat_once(&locked.order(policy), images)),
+        };
+        let mut treated = match done {
+            Ok(treated) => treated,
+            Err(failure) if turn.comes_again(&failure) => return None,
+            Err(failure) => {
+                locked.record_refusal(&failure);
+                return Some(failed_of("attach to", pid, &failure, &options.targets).into());
+            }
+        };
+        let Treated { attached, report } = &mut treated;
+        if options.dry_run {
+            let plan = &attached.plan;
+            let whose = printer.has_several().then(|| format!("{} {WHO}: ", locked.target.comm));
+            let text = format!("{}{plan}", whose.unwrap_or_default());
+            let seen = Seen { text, program: program(&locked), ..Seen::default() };
+            return Some(printer.one(pid, seen, || plan.to_json(None, None)));
+        }
+        if let (Some(size), None, 0) = (
+            settings.pool_page(),
+            &attached.failure,
+            attached.plan.huge_bytes().max(report.huge_bytes),
+        ) {
+            attached.failure = Some(Failure::new(SkipReason::PageSize, too_large(size)));
+        }
+        let mut seen = seen(&locked, &treated);
+        seen.status = status_of(&locked, &treated);
+        if let Some(time) = options.for_
+            && (treated.attached.touched_it() || locked.has_text_of_ours() == Some(true))
+        {
+            let start_time = locked.start_time().unwrap_or(0);
+            match scheduled_revert::revert_after(pid, start_time, time) {
+                Ok(()) => {
+                    let comm = &locked.target.comm;
+                    seen.text += &format!("{comm} {WHO}: its own text comes back in {time:?}\n");
+                }
+                Err(error) => {
+                    warn(format_args!(
+                        "cannot revert process {} by itself in {time:?}: {error}; fix: tiexecctl revert {0}",
+                        pid.as_raw_nonzero()
+                    ));
+                    seen.status = exit::PARTIAL;
+                }
+            }
+        }
+        Some(printer.one(pid, seen, || treated.report.to_json()))
+    }
 }
 
 /// Returns the settings of an attach, from all sources.
@@ -130,8 +220,10 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
             Err(status) => return status,
         }
     };
-    let one = |pid, pool: &mut Pool, turn| revert_one(pid, options, pool, turn);
-    let status = each("revert", &pids, named(&options.targets) && !options.all, one);
+    let Revert { each: each_one, json, quiet, .. } = *options;
+    let printer = Printer::new(&options.targets, pids.len(), each_one, json, quiet);
+    let one = |pid, pool: &mut Pool, turn| revert_one(pid, options, &printer, pool, turn);
+    let status = each("revert", &pids, named(&options.targets), &printer, one);
     match (say_unseen(&unseen), status) {
         (false, _) => status,
         (true, exit::OK) if pids.is_empty() => exit::NOT_PERMITTED,
@@ -165,16 +257,19 @@ pub(crate) fn switch(
     let is_late = || until.is_some_and(|until| Instant::now() >= until);
     let Some(settings) = settings else {
         let options = Revert { quiet: true, temporary, ..Revert::default() };
-        return each("revert", pids, false, |pid, pool, turn| match is_late() {
-            true => Some(exit::FAILED),
-            false => revert_one(pid, &options, pool, turn),
+        let printer = Printer::silent(&options.targets);
+        return each("revert", pids, false, &printer, |pid, pool, turn| match is_late() {
+            true => Some(exit::FAILED.into()),
+            false => revert_one(pid, &options, &printer, pool, turn),
         });
     };
-    let options = Attach { quiet: true, temporary, ..Attach::default() };
+    let options = &Attach { quiet: true, temporary, ..Attach::default() };
+    let printer = Printer::silent(&options.targets);
+    let job = Job { options, settings, hot: None, printer };
     let mut images = Images::default();
-    each("attach to", pids, false, |pid, pool, turn| match is_late() {
-        true => Some(exit::FAILED),
-        false => attach_one(pid, &options, settings, None, &mut images, pool, turn),
+    each("attach to", pids, false, &printer, |pid, pool, turn| match is_late() {
+        true => Some(exit::FAILED.into()),
+        false => job.one(pid, &mut images, pool, turn),
     })
 }
 
@@ -276,90 +371,15 @@ fn say_if_unlocked(locked: &LockedTarget, quiet: bool) {
     warn(format_args!("cannot lock process {pid} against other TiExecs: {why}; fix: {fix}"));
 }
 
-/// Attaches to one process. Returns the exit status; `None` if its turn comes again.
-fn attach_one(
-    pid: Pid,
-    options: &Attach,
-    settings: &Settings,
-    hot: Option<&Hot>,
-    images: &mut Images,
-    pool: &mut Pool,
-    turn: Turn,
-) -> Option<u8> {
-    if settings.is_off() && !options.dry_run {
-        let by = if is_switched_off() {
-            format!("{SWITCHED_OFF} is there; fix: rm {SWITCHED_OFF}")
-        } else {
-            let option = options.settings.say("backing").then(|| options.settings.alone().backing);
-            settings::switched_off_by(option).to_owned()
-        };
-        return Some(failed("attach to", pid, &Failure::new(SkipReason::Disabled, by)));
-    }
-    let mut locked = match LockedTarget::open_in_turn(pid, pool) {
-        Ok(locked) => locked,
-        Err(failure) => return Some(failed_of("attach to", pid, &failure, &options.targets)),
-    };
-    (locked.search, locked.temporary) = (turn.search, options.temporary);
-    if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
-        return Some(exit::GONE);
-    }
-    say_if_unlocked(&locked, options.quiet);
-    let done = match hot {
-        Some(hot) => hot.treat_once(&locked, images),
-        None => policy(settings, options.dry_run)
-            .and_then(|policy| locked.treat_once(&locked.order(policy), images)),
-    };
-    let mut treated = match done {
-        Ok(treated) => treated,
-        Err(failure) if turn.comes_again(&failure) => return None,
-        Err(failure) => {
-            locked.record_refusal(&failure);
-            return Some(failed_of("attach to", pid, &failure, &options.targets));
-        }
-    };
-    let Treated { attached, report } = &mut treated;
-    if options.dry_run {
-        let plan = &attached.plan;
-        return Some(print(&if options.json {
-            plan.to_json(None, None) + "\n"
-        } else {
-            plan.to_string()
-        }));
-    }
-    if let (Some(size), None, 0) =
-        (settings.pool_page(), &attached.failure, attached.plan.huge_bytes().max(report.huge_bytes))
-    {
-        attached.failure = Some(Failure::new(SkipReason::PageSize, too_large(size)));
-    }
-    let mut status = say(&locked, &treated, options);
-    if let Some(time) = options.for_
-        && (treated.attached.touched_it() || locked.has_text_of_ours() == Some(true))
-    {
-        let start_time = locked.start_time().unwrap_or(0);
-        let of = (&locked.target.comm, pid.as_raw_nonzero());
-        match scheduled_revert::revert_after(pid, start_time, time) {
-            Ok(()) if options.json || options.quiet => {}
-            Ok(()) => {
-                let line = format!("{} {}: its own text comes back in {time:?}\n", of.0, of.1);
-                status = told(status, print(&line));
-            }
-            Err(error) => {
-                warn(format_args!(
-                    "cannot revert process {} by itself in {time:?}: {error}; fix: tiexecctl revert {0}",
-                    of.1
-                ));
-                status = exit::PARTIAL;
-            }
-        }
-    }
-    Some(status)
+/// Returns the path of the program of the process.
+fn program(locked: &LockedTarget) -> Vec<u8> {
+    locked.target.process.exe_path().unwrap_or_default()
 }
 
-/// Prints the outcome. Returns the exit status.
-fn say(locked: &LockedTarget, treated: &Treated, options: &Attach) -> u8 {
-    let printed = tell(locked, treated, options);
+/// Warns if the attach failed. Returns the exit status.
+fn status_of(locked: &LockedTarget, treated: &Treated) -> u8 {
     let Treated { attached, report } = treated;
-    let Some(failure) = &attached.failure else { return printed };
+    let Some(failure) = &attached.failure else { return exit::OK };
     if report.outcome == Outcome::Partial {
         warn(format_args!(
             "cannot attach to all text of process {} ({}): {failure}{}",
@@ -372,41 +392,36 @@ fn say(locked: &LockedTarget, treated: &Treated, options: &Attach) -> u8 {
     failed("attach to", locked.target.pid, failure)
 }
 
-/// Prints the line or the report. Returns whether that was written, as an exit status. If nothing was done, there is no line,
-/// because the message about the failure says everything.
-fn tell(locked: &LockedTarget, treated: &Treated, options: &Attach) -> u8 {
+/// Returns the outcome for people and for the sum. If nothing was done, there is no text, because the message about the
+/// failure says everything.
+fn seen(locked: &LockedTarget, treated: &Treated) -> Seen {
     let Treated { attached, report } = treated;
-    if options.json {
-        print(&(report.to_json() + "\n"))
-    } else if options.quiet || attached.failure.is_some() && report.outcome != Outcome::Partial {
-        exit::OK
-    } else {
-        print(&line(locked, treated))
+    let has_text = attached.failure.is_none() || report.outcome == Outcome::Partial;
+    Seen {
+        status: exit::OK,
+        program: program(locked),
+        text: if has_text { text(locked, treated) } else { String::new() },
+        figures: Some(Figures::from(report)),
+        stop: attached.stop.map(|stop| stop.lasted),
     }
 }
 
-/// Returns the line about the outcome for people.
-pub(crate) fn line(locked: &LockedTarget, treated: &Treated) -> String {
+/// Returns the text about the outcome for people: a line, and what needs more.
+fn text(locked: &LockedTarget, treated: &Treated) -> String {
     let Treated { attached, report } = treated;
     let Report { text_bytes, huge_bytes, .. } = *report;
     let mut line = format!(
-        "{} {}: huge {} of {} MiB text ({} %)",
+        "{} {WHO}: huge {} of {} MiB text ({} %)",
         locked.target.comm,
-        locked.target.pid.as_raw_nonzero(),
         mib(huge_bytes),
         mib(text_bytes),
         percent(huge_bytes, text_bytes)
     );
     match &attached.stop {
-        Some(stop) => {
-            let micros = stop.lasted.as_micros();
-            let stopped =
-                format!("one thread stopped for {}.{:02} ms", micros / 1000, micros % 1000 / 10);
+        Some(_) => {
+            let stopped = format!("one thread stopped for {STOP}");
             line += &match Plan::main_backing(&attached.plan) {
-                Some(backing) => {
-                    let pid = locked.target.pid.as_raw_nonzero();
-                    format!(" by {backing}, {stopped}; undo: tiexecctl revert {pid}")
-                }
+                Some(backing) => format!(" by {backing}, {stopped}; undo: tiexecctl revert {UNDO}"),
                 None => format!("; removed what a killed TiExec had left, {stopped}"),
             };
         }
@@ -439,55 +454,63 @@ pub(crate) fn line(locked: &LockedTarget, treated: &Treated) -> String {
     line
 }
 
-/// Reverts one process. Returns the exit status; `None` if its turn comes again.
-fn revert_one(pid: Pid, options: &Revert, pool: &mut Pool, turn: Turn) -> Option<u8> {
+/// Reverts one process. Returns the outcome; `None` if its turn comes again.
+fn revert_one(
+    pid: Pid,
+    options: &Revert,
+    printer: &Printer<'_>,
+    pool: &mut Pool,
+    turn: Turn,
+) -> Option<Seen> {
+    let refused = |failure| Some(failed_of("revert", pid, &failure, &options.targets).into());
     let mut locked = match LockedTarget::open_in_turn(pid, pool) {
         Ok(locked) => locked,
-        Err(failure) => return Some(failed_of("revert", pid, &failure, &options.targets)),
+        Err(failure) => return refused(failure),
     };
     (locked.search, locked.temporary) = (turn.search, options.temporary);
     if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
-        return Some(exit::GONE);
+        return Some(exit::GONE.into());
     }
     say_if_unlocked(&locked, options.quiet);
     let reverted = match locked.revert_once(options.dry_run) {
         Ok(reverted) => reverted,
         Err(failure) if turn.comes_again(&failure) => return None,
-        Err(failure) => return Some(failed_of("revert", pid, &failure, &options.targets)),
+        Err(failure) => return refused(failure),
     };
-    let Reverted { found, reverted: bytes, found_text, reverted_text, failure, stop } = reverted;
-    let printed = if options.json {
+    let Reverted { found, reverted, found_text, reverted_text, failure, stop } = reverted;
+    let what = if found == 0 {
+        "nothing to revert".to_owned()
+    } else if options.dry_run {
+        format!("{} MiB text would be the file's own again", mib(found_text))
+    } else if found_text == 0 {
+        format!("removed {} of {} MiB that a killed TiExec had left", mib(reverted), mib(found))
+    } else {
+        let (back, all) = (mib(reverted_text), mib(found_text));
+        format!("{back} of {all} MiB text are the file's own again")
+    };
+    let status = failure.as_ref().map_or(exit::OK, |failure| {
+        let status = failed("revert", pid, failure);
+        if reverted > 0 { exit::PARTIAL } else { status }
+    });
+    let seen = Seen {
+        status,
+        program: program(&locked),
+        text: format!("{} {WHO}: {what}\n", locked.target.comm),
+        figures: Some(Figures::Reverted { found, reverted, found_text, reverted_text }),
+        stop: None,
+    };
+    let json = || {
         let json = serde_json::json!({
             "schema": tiexec_core::report::SCHEMA,
             "kind": "revert",
             "pid": pid.as_raw_nonzero().get(),
             "found_bytes": found,
-            "reverted_bytes": bytes,
+            "reverted_bytes": reverted,
             "reason": failure.as_ref().map(|failure| failure.reason),
             "detail": failure.as_ref().map(|failure| &failure.detail),
             "stop_us": stop.map(|stop| stop.lasted.as_micros() as u64),
         });
-        print(&(escape::json(&json) + "\n"))
-    } else if !options.quiet {
-        let what = if found == 0 {
-            "nothing to revert".to_owned()
-        } else if options.dry_run {
-            format!("{} MiB text would be the file's own again", mib(found_text))
-        } else if found_text == 0 {
-            format!("removed {} of {} MiB that a killed TiExec had left", mib(bytes), mib(found))
-        } else {
-            let (back, all) = (mib(reverted_text), mib(found_text));
-            format!("{back} of {all} MiB text are the file's own again")
-        };
-        print(&format!("{} {}: {what}\n", locked.target.comm, pid.as_raw_nonzero()))
-    } else {
-        exit::OK
+        escape::json(&json)
     };
-    Some(match failure {
-        None => printed,
-        Some(failure) => {
-            let status = failed("revert", pid, &failure);
-            if bytes > 0 { exit::PARTIAL } else { status }
-        }
-    })
+    Some(printer.one(pid, seen, json))
 }

@@ -11,7 +11,9 @@ use tiexec_remap::Failure;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::Pid;
 
+use crate::ctl::families::{Printer, Seen};
 use crate::ctl::targets::{failed, of_all};
+use crate::ctl::told;
 use crate::exit;
 use crate::stdio::warn;
 
@@ -50,54 +52,58 @@ impl Turn {
     }
 }
 
-/// Does `one` to each process, in a child process if it has other credentials. `one` returns the process's exit status, or
-/// `None` if its turn [comes again](Turn::comes_again). Returns the combined exit status. A process that has ended
-/// meanwhile counts only if the user `named` it.
-pub(crate) fn each(
+/// Does `one` to each process, in a child process if it has other credentials. `one` returns the outcome, or `None` if the
+/// process's turn [comes again](Turn::comes_again). Prints what `printer` prints at the end. Returns the combined exit
+/// status. A process that has ended meanwhile counts only if the user `named` it.
+pub(super) fn each(
     doing: &str,
     pids: &[Pid],
     named: bool,
-    mut one: impl FnMut(Pid, &mut Pool, Turn) -> Option<u8>,
+    printer: &Printer<'_>,
+    mut one: impl FnMut(Pid, &mut Pool, Turn) -> Option<Seen>,
 ) -> u8 {
-    let mut statuses: Vec<(Pid, Option<u8>)> = pids.iter().map(|&pid| (pid, None)).collect();
+    let mut all: Vec<(Pid, Option<Seen>)> = pids.iter().map(|&pid| (pid, None)).collect();
     let mut turn = Turn::first(pids.len());
     let mut since = None;
     loop {
-        let waiting = statuses.iter().filter(|(_, status)| status.is_none());
+        let waiting = all.iter().filter(|(_, done)| done.is_none());
         let waiting: Vec<Pid> = waiting.map(|(pid, _)| *pid).collect();
         if waiting.is_empty() {
             break;
         }
         let done = one_turn_each(doing, &waiting, |pid, pool| one(pid, pool, turn));
-        let waited = statuses.iter_mut().filter(|(_, status)| status.is_none());
-        for ((_, status), done) in waited.zip(done) {
-            *status = done;
+        let waited = all.iter_mut().filter(|(_, done)| done.is_none());
+        for ((_, outcome), done) in waited.zip(done) {
+            *outcome = done;
         }
         turn = turn.next(since.get_or_insert_with(Instant::now).elapsed());
     }
-    let status = of_all(statuses.into_iter().filter_map(|(_, status)| status).collect(), named);
+    let all: Vec<(Pid, Seen)> =
+        all.into_iter().filter_map(|(pid, done)| Some((pid, done?))).collect();
+    let printed = printer.all(doing, &all);
+    let status = of_all(all.iter().map(|(_, seen)| seen.status).collect(), named);
     if status == exit::GONE && !named {
         warn(format_args!("cannot {doing} the selected processes: all have ended"));
     }
-    status
+    told(status, printed)
 }
 
-/// Does `one` to each process once. Returns the statuses.
+/// Does `one` to each process once. Returns the outcomes.
 fn one_turn_each(
     doing: &str,
     pids: &[Pid],
-    mut one: impl FnMut(Pid, &mut Pool) -> Option<u8>,
-) -> Vec<Option<u8>> {
-    let mut statuses = Vec::new();
+    mut one: impl FnMut(Pid, &mut Pool) -> Option<Seen>,
+) -> Vec<Option<Seen>> {
+    let mut all = Vec::new();
     for some in workers::are_of_others(pids).chunk_by(|one, other| one.1 == other.1) {
         let pids: Vec<Pid> = some.iter().map(|&(pid, _)| pid).collect();
         if some.first().is_some_and(|&(_, foreign)| foreign) {
-            let gave_up = |pid, failure: &Failure| Some(failed(doing, pid, failure));
-            statuses.extend(workers::each_apart(&pids, LONGEST, &mut one, gave_up));
+            let gave_up = |pid, failure: &Failure| Some(Seen::from(failed(doing, pid, failure)));
+            all.extend(workers::each_apart(&pids, LONGEST, &mut one, gave_up));
         } else {
             let mut pool = Pool::default();
-            statuses.extend(pids.iter().map(|&pid| one(pid, &mut pool)));
+            all.extend(pids.iter().map(|&pid| one(pid, &mut pool)));
         }
     }
-    statuses
+    all
 }
