@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use support::attaching::{attach, ctl, small};
 use support::child::tool;
-use support::{Kind, Run, installed, program, require};
+use support::{Held, Kind, Run, installed, program, require};
 
 fn browser() -> Option<String> {
     let names = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
@@ -176,6 +176,41 @@ fn of_a_process() {
     ctl(["report", "--svg", "--duration", "1s", "-o", &out, &pid]).assert_code(0).assert_silent();
     let svg = std::fs::read_to_string(&file).expect("plots");
     assert!(svg.starts_with("<svg xmlns") && svg.contains("coverage"), "{svg}");
+}
+
+#[test]
+fn of_several_processes() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("page.html");
+    let copy = small("hotset", Kind::DynamicNoPie);
+    let all = [(); 2].map(|()| {
+        let mut held = Run::new(copy.path(), ["300", "600"]).plain().start();
+        held.wait_line("spinning");
+        held
+    });
+    let mut pids = all.each_ref().map(Held::pid);
+    pids.sort_unstable();
+    attach(pids[0]).assert_code(0);
+    let out = file.display().to_string();
+    let (exe, list) = (copy.path().to_string_lossy(), pids.map(|pid| pid.to_string()).join(","));
+    for selected in [&["--exe", &*exe][..], &[&*list]] {
+        let words = [&["report", "--duration", "1s", "-o", &out][..], selected].concat();
+        ctl(words).assert_code(0).assert_silent();
+        let html = std::fs::read_to_string(&file).expect("a page");
+        assert!(assert_numbers(&html) > 12, "{html}");
+        let json = between(&html, "id=\"data\">", "</script>").expect("the JSON");
+        let json: Value = serde_json::from_str(json).expect("JSON");
+        let (advice, coverage) = (&json["process"]["advice"], &json["process"]["coverage"]);
+        assert_eq!(advice["sampling"]["processes"], 2, "{advice}");
+        assert_eq!((&advice["pid"], &coverage["pid"]), (&pids[0].into(), &pids[0].into()));
+        assert!(coverage["huge_bytes"].as_u64() > Some(0), "{coverage}");
+        assert!(html.contains(&format!("<h2>Coverage of process {}</h2>", pids[0])), "{html}");
+        assert!(html.contains("</data> processes in "), "{html}");
+    }
+    let done = ctl(["report", "--exe", "/nonexistent/program"]);
+    done.assert_code(4);
+    assert!(done.err().contains("there is no such file"), "{done}");
+    ctl(["report", &list, "--exe", &exe]).assert_code(2);
 }
 
 #[test]

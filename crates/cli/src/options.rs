@@ -114,8 +114,15 @@ pub enum CtlCommand {
         args_conflicts_with_subcommands = true
     )]
     Canary(Box<Canary>),
-    /// Write an HTML page about a process (where it executes, and how much of that is on huge pages) or about a
+    /// Write an HTML page about processes (where they execute, and how much of that is on huge pages) or about a
     /// benchmark
+    #[command(
+        override_usage = "tiexecctl report [OPTIONS] PID...\n       tiexecctl report [OPTIONS] --exe FILE | --unit UNIT | --user UNIT\n       tiexecctl report [OPTIONS] BENCH.json",
+        mut_arg("pids", |pids| {
+            let help = "The processes, also as lists, or a file of tiexecctl bench --export-json";
+            pids.value_name("PID|BENCH.json").value_parser(NonEmptyStringValueParser::new()).help(help)
+        })
+    )]
     Report(ReportPage),
     /// Put the text of running processes onto huge pages
     #[command(
@@ -518,9 +525,9 @@ fn parse_keep_above(text: &str) -> Result<f64, String> {
 /// The options of `tiexecctl report`.
 #[derive(Args, Clone, Debug)]
 pub struct ReportPage {
-    /// A process, or a file of tiexecctl bench --export-json
-    #[arg(value_name = "PID|BENCH.json", value_parser = NonEmptyStringValueParser::new())]
-    pub subject: String,
+    /// The processes, or a file of bench.
+    #[command(flatten)]
+    pub targets: Targets,
 
     /// Write to FILE instead of standard output
     #[arg(short, long, value_name = "FILE")]
@@ -530,7 +537,7 @@ pub struct ReportPage {
     #[arg(long)]
     pub svg: bool,
 
-    /// How long to sample a process, such as 30s [default: 5s]
+    /// How long to sample processes, such as 30s [default: 5s]
     #[arg(long, value_name = "DURATION", value_parser = parse_positive_duration)]
     pub duration: Option<Duration>,
 }
@@ -765,7 +772,7 @@ mod tests {
 
     #[test]
     fn a_negative_number_is_taken_for_a_process_and_an_empty_name_for_none() {
-        for command in ["inspect", "attach", "revert", "doctor", "advise"] {
+        for command in ["inspect", "attach", "revert", "doctor", "advise", "report"] {
             let of =
                 |words: &[&str]| Ctl::try_parse_from([&["tiexecctl", command], words].concat());
             assert!(of(&["-5"]).is_ok(), "{command}");

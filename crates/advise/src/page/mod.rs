@@ -211,8 +211,16 @@ fn section(html: &mut String, title: &str, explained: &str, content: &str) {
 }
 
 fn of_process(data: &Data<'_>, advice: &Advice, coverage: &Report, heat: &Heat) -> String {
+    // The kernel tells how much text of one process is huge.
+    let (of_all, of_one) = match advice.sampling.processes {
+        0 | 1 => (String::new(), String::new()),
+        _ => {
+            let count = data.count("/process/advice/sampling/processes");
+            (format!(" of {count} processes"), format!(" of process {}", coverage.pid))
+        }
+    };
     let mut html = format!(
-        "<h1>{} {}</h1>\n<p class=\"quiet\">{} samples in {}, {} lost</p>\n",
+        "<h1>{} {}</h1>\n<p class=\"quiet\">{} samples{of_all} in {}, {} lost</p>\n",
         escape(&advice.comm),
         advice.pid,
         data.count("/process/advice/sampling/samples"),
@@ -261,7 +269,7 @@ fn of_process(data: &Data<'_>, advice: &Advice, coverage: &Report, heat: &Heat) 
     }
     section(
         &mut html,
-        "Coverage",
+        &format!("Coverage{of_one}"),
         "The text of each file that is on huge pages now, by the kernel's page tables.",
         &content,
     );

@@ -1,4 +1,4 @@
-//! `tiexecctl report PID|BENCH.json`: makes a page for people.
+//! `tiexecctl report PID...|BENCH.json`: makes a page for people.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use tiexec_advise::compare::Bench;
 use tiexec_advise::heat::Heat;
 use tiexec_advise::page::{Made, Page, Subject};
 use tiexec_core::escape::AsShown;
-use tiexec_sys::Pid;
 
 use super::advise::Advised;
-use super::{advise, can_write, date, input, inspect, machine, write};
+use super::targets::{select, targets};
+use super::{advise, can_write, date, input, inspect, machine, told, write};
 use crate::exit;
-use crate::options::{Advise, ReportPage, Targets};
+use crate::options::{Advise, ReportPage};
 use crate::stdio::warn;
 
 /// The words after `cannot` in a message about a process.
@@ -25,15 +25,24 @@ pub(super) fn run(options: &ReportPage) -> u8 {
     if let Err(status) = can_write(options.output.as_deref()) {
         return status;
     }
-    match options.subject.parse::<i32>() {
-        Ok(pid) if pid > 0 => {
-            let pids: Vec<Pid> = Pid::from_raw(pid).into_iter().collect();
-            advise::sampled(DOING, &pids, options.duration, || {
-                show(of_process(&pids, pid, options.duration), options)
-            })
-        }
-        _ => show(of_bench(&options.subject), options),
+    let ReportPage { targets: selected, duration, .. } = options;
+    if let [file] = &selected.pids[..]
+        && select::parse(&selected.pids).is_err()
+    {
+        return show(of_bench(file), options);
     }
+    let pids = match targets(selected) {
+        Ok(pids) => pids,
+        Err(status) => return status,
+    };
+    let of_them = Advise::of(selected.clone(), *duration);
+    advise::sampled(DOING, &pids, *duration, || match advise::sample(DOING, &pids, &of_them) {
+        Ok(advised) => {
+            let status = advised.status(selected);
+            told(show(of_processes(advised), options), status)
+        }
+        Err(status) => status,
+    })
 }
 
 fn show(subject: Result<Subject, u8>, options: &ReportPage) -> u8 {
@@ -48,11 +57,10 @@ fn show(subject: Result<Subject, u8>, options: &ReportPage) -> u8 {
     write(&text, options.output.as_deref())
 }
 
-fn of_process(pids: &[Pid], pid: i32, duration: Option<Duration>) -> Result<Subject, u8> {
-    let targets = Targets { pids: vec![pid.to_string()], ..Targets::default() };
-    let options = Advise::of(targets, duration);
-    let Advised { advice, tally, circumstances, .. } = advise::sample(DOING, pids, &options)?;
-    let coverage = inspect::report(pid)?;
+/// Makes the page's subject of all that was sampled. The coverage is that of the process that the advice names.
+fn of_processes(advised: Advised) -> Result<Subject, u8> {
+    let Advised { advice, tally, circumstances, .. } = advised;
+    let coverage = inspect::report(advice.pid.cast_signed())?;
     let way = circumstances.ways.get(advice.way).cloned().unwrap_or_default();
     Ok(Subject::Process {
         heat: Box::new(Heat::new(&tally, &circumstances, &way)),

@@ -26,7 +26,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, process, processor, thp};
 
 use super::targets::{looked_at, targets, together};
-use super::{can_write, write};
+use super::{can_write, told, write};
 use crate::exit;
 use crate::options::{Advise, Targets};
 use crate::stdio::warn;
@@ -46,6 +46,14 @@ pub(super) struct Advised {
     sampled: usize,
 }
 
+impl Advised {
+    /// Returns the combined exit status of the selected processes.
+    pub(super) fn status(&self, selected: &Targets) -> u8 {
+        let sampled = std::iter::repeat_n(exit::OK, self.sampled);
+        together(self.refused.iter().copied().chain(sampled).collect(), selected)
+    }
+}
+
 /// Runs `advise`; returns the exit status. It is a failure if there was nothing to sample.
 pub(super) fn run(options: &Advise) -> u8 {
     if let Err(status) = can_write(options.output.as_deref()) {
@@ -61,14 +69,10 @@ pub(super) fn run(options: &Advise) -> u8 {
     };
     let doing = "advise on";
     sampled(doing, &pids, options.duration, || match sample(doing, &pids, options) {
-        Ok(Advised { advice, refused: mut statuses, sampled, .. }) => {
+        Ok(advised) => {
+            let advice = &advised.advice;
             let text = if options.json { advice.to_json() + "\n" } else { advice.to_string() };
-            let written = write(&text, options.output.as_deref());
-            if written != exit::OK {
-                return written;
-            }
-            statuses.extend(std::iter::repeat_n(exit::OK, sampled));
-            together(statuses, &options.targets)
+            told(write(&text, options.output.as_deref()), advised.status(&options.targets))
         }
         Err(status) => status,
     })
