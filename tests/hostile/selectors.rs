@@ -4,7 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use support::attaching::{assert_switched, ctl, ok, switched};
+use support::attaching::{assert_switched, ctl, ctl_behind, ok, switched};
 use support::child::{eventually, tool};
 use support::machine::Groups;
 use support::{Held, Kind, Public, Run, installed, is_root, program, require};
@@ -241,4 +241,55 @@ fn a_process_with_the_id_of_one_to_be_reverted() {
     let done = run.env("tiexecctl", support::tiexecctl()).output();
     done.assert_code(0);
     assert_ne!(done.out().trim(), "0", "{done}");
+}
+
+/// A word in the place of a PID may come from anywhere. No shell and no option of `systemctl` ever gets it.
+#[test]
+fn a_word_in_the_place_of_a_pid() {
+    require!(installed("strace").is_some(), "no strace");
+    require!(installed("systemctl").is_some(), "no systemctl");
+    let dir = tempfile::tempdir().expect("a directory");
+    let (log, made) = (dir.path().join("log"), dir.path().join("made"));
+    let log_name = log.to_string_lossy().into_owned();
+    let strace = ["strace", "-f", "-s", "999", "-o", &log_name, "-e", "trace=execve"];
+    // Returns the command lines of `systemctl`.
+    let asked = |word: &str| {
+        let done = ctl_behind(&strace, ["inspect", "--", word]);
+        done.assert_code(2);
+        assert!(done.out().is_empty() && done.err().lines().count() == 1, "{word:?}: {done}");
+        assert!(!made.exists(), "{word:?}: {done}");
+        let text = std::fs::read_to_string(&log).expect("strace's log");
+        assert!(text.contains("tiexecctl"), "strace sees what is executed: {text}");
+        assert!(!text.contains("/sh\""), "a shell: {text}");
+        let of_it = text.lines().filter(|line| line.contains("[\"systemctl\""));
+        of_it.map(str::to_owned).collect::<Vec<String>>()
+    };
+    let made_by = format!("touch {}", made.display());
+    for word in [
+        &*format!("$({made_by})"),
+        &format!("`{made_by}`"),
+        &format!("a;{made_by}"),
+        "--root=/tmp",
+        "a=b",
+        "*",
+        "[a-z]*",
+        "../../x",
+        "/x.service",
+        "a,b",
+        "\u{1b}[2J\n",
+        "ünit",
+        &"x".repeat(300),
+    ] {
+        assert_eq!(asked(word), [""; 0], "{word:?}");
+    }
+    for word in ["-H", "--user", "-h.service", "--", "no-such-unit-at-all", r"\x2d"] {
+        let (unit, lines) = (format!("\"{word}"), asked(word));
+        assert_eq!(lines.is_empty(), word == "--", "{word}: no letter is no name");
+        for line in lines.iter().filter(|line| line.contains("\"show\"")) {
+            let behind = line.split_once("\"--\", ").expect("an end of the options").1;
+            // strace doubles a backslash.
+            assert!(behind.replace(r"\\", r"\").starts_with(&unit), "{line}");
+            assert!(!line.split_once("\"--\", ").expect("just seen").0.contains(&unit), "{line}");
+        }
+    }
 }

@@ -6,5 +6,6 @@ mod canary;
 mod enable;
 mod kinds;
 mod launch;
+mod names;
 mod scan;
 mod wait_exec;

@@ -183,7 +183,7 @@ fn options(page: &mut String, sub: &Command) -> Result<()> {
     if selects {
         writeln!(
             page,
-            ".TP\n\\fIPID\\fR..., \\fB\\-\\-exe\\fR, \\fB\\-\\-unit\\fR, \\fB\\-\\-user\\fR"
+            ".TP\n\\fIPID\\fR..., \\fISERVICE\\fR, \\fB\\-\\-exe\\fR, \\fB\\-\\-unit\\fR, \\fB\\-\\-user\\fR"
         )?;
         writeln!(page, "The processes; see \\fBSelecting processes\\fR")?;
     }

@@ -1,7 +1,7 @@
 //! The command lines, as clap sees them: syntax only.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::builder::{NonEmptyStringValueParser, PathBufValueParser, TypedValueParser};
@@ -70,7 +70,7 @@ pub struct Ctl {
 pub enum CtlCommand {
     /// Show how much of the text of processes is on huge pages, and why the rest is not
     #[command(
-        override_usage = "tiexecctl inspect [OPTIONS] PID...\n       tiexecctl inspect [OPTIONS] --exe FILE | --unit UNIT | --user UNIT"
+        override_usage = "tiexecctl inspect [OPTIONS] PID...\n       tiexecctl inspect [OPTIONS] SERVICE | --exe FILE | --unit UNIT | --user UNIT"
     )]
     Inspect {
         /// The processes.
@@ -97,7 +97,7 @@ pub enum CtlCommand {
     Scan(Scan),
     /// Estimate by samples whether huge pages would help a program, and print the command to run
     #[command(
-        override_usage = "tiexecctl advise [OPTIONS] PID...\n       tiexecctl advise [OPTIONS] -- COMMAND [ARGS]...",
+        override_usage = "tiexecctl advise [OPTIONS] PID...\n       tiexecctl advise [OPTIONS] SERVICE | --exe FILE | --unit UNIT | --user UNIT\n       tiexecctl advise [OPTIONS] -- COMMAND [ARGS]...",
         mut_group("targets", |group| group.required(false))
     )]
     Advise(Advise),
@@ -109,7 +109,7 @@ pub enum CtlCommand {
     /// Prove on live traffic whether copies of the text on huge pages help a service: alternate, measure, and
     /// keep what is better
     #[command(
-        override_usage = "tiexecctl canary [OPTIONS] PID... --counter CMD\n       tiexecctl canary [OPTIONS] PID... --prometheus URL --query EXPR\n       tiexecctl canary export\n       tiexecctl canary merge FILE...",
+        override_usage = "tiexecctl canary [OPTIONS] PID...|SERVICE --counter CMD\n       tiexecctl canary [OPTIONS] PID...|SERVICE --prometheus URL --query EXPR\n       tiexecctl canary export\n       tiexecctl canary merge FILE...",
         subcommand_negates_reqs = true,
         args_conflicts_with_subcommands = true
     )]
@@ -117,21 +117,21 @@ pub enum CtlCommand {
     /// Write an HTML page about processes (where they execute, and how much of that is on huge pages) or about a
     /// benchmark
     #[command(
-        override_usage = "tiexecctl report [OPTIONS] PID...\n       tiexecctl report [OPTIONS] --exe FILE | --unit UNIT | --user UNIT\n       tiexecctl report [OPTIONS] BENCH.json",
+        override_usage = "tiexecctl report [OPTIONS] PID...\n       tiexecctl report [OPTIONS] SERVICE | --exe FILE | --unit UNIT | --user UNIT\n       tiexecctl report [OPTIONS] BENCH.json",
         mut_arg("pids", |pids| {
-            let help = "The processes, also as lists, or a file of tiexecctl bench --export-json";
-            pids.value_name("PID|BENCH.json").value_parser(NonEmptyStringValueParser::new()).help(help)
+            let help = "The processes, also as lists; the name of a service; or a file of tiexecctl bench --export-json";
+            pids.value_name("PID|SERVICE|BENCH.json").value_parser(NonEmptyStringValueParser::new()).help(help)
         })
     )]
     Report(ReportPage),
     /// Put the text of running processes onto huge pages
     #[command(
-        override_usage = "tiexecctl attach [OPTIONS] PID...\n       tiexecctl attach [OPTIONS] --exe FILE | --unit UNIT | --user UNIT"
+        override_usage = "tiexecctl attach [OPTIONS] PID...\n       tiexecctl attach [OPTIONS] SERVICE | --exe FILE | --unit UNIT | --user UNIT"
     )]
     Attach(Attach),
     /// Put the files' own text back in running processes
     #[command(
-        override_usage = "tiexecctl revert [OPTIONS] PID...\n       tiexecctl revert [OPTIONS] --exe FILE | --unit UNIT | --user UNIT | --all"
+        override_usage = "tiexecctl revert [OPTIONS] PID...\n       tiexecctl revert [OPTIONS] SERVICE | --exe FILE | --unit UNIT | --user UNIT | --all"
     )]
     Revert(Revert),
     /// Have systemd attach to services at each start
@@ -169,6 +169,22 @@ pub enum CtlCommand {
     /// Manage the image store: files of huge pages that hold the text of programs, once for all processes
     #[command(subcommand)]
     Store(StoreCommand),
+}
+
+impl CtlCommand {
+    /// Returns the selected processes of a command that takes PIDs or the name of a service, and whether it prints errors
+    /// only.
+    pub fn targets(&mut self) -> Option<(&mut Targets, bool)> {
+        Some(match self {
+            Self::Inspect { targets, .. } | Self::Doctor { targets, .. } => (targets, false),
+            Self::Advise(Advise { targets, .. }) => (targets, false),
+            Self::Canary(canary) => (&mut canary.targets, false),
+            Self::Report(report) if !report.is_of_file() => (&mut report.targets, false),
+            Self::Attach(Attach { targets, quiet, .. })
+            | Self::Revert(Revert { targets, quiet, .. }) => (targets, *quiet),
+            _ => return None,
+        })
+    }
 }
 
 /// The commands of `tiexecctl store`.
@@ -232,8 +248,8 @@ pub enum StoreCommand {
 #[derive(Args, Clone, Debug, Default)]
 #[group(required = true, multiple = false, id = "targets")]
 pub struct Targets {
-    /// The processes; also as lists with commas or blanks, as pidof prints them
-    #[arg(value_name = "PID", group = "targets", allow_negative_numbers = true)]
+    /// The processes; also as lists with commas or blanks, as pidof prints them. Or the name of a service
+    #[arg(value_name = "PID|SERVICE", group = "targets", allow_negative_numbers = true)]
     pub pids: Vec<String>,
 
     /// Every process that runs this file
@@ -540,6 +556,13 @@ pub struct ReportPage {
     /// How long to sample processes, such as 30s [default: 5s]
     #[arg(long, value_name = "DURATION", value_parser = parse_positive_duration)]
     pub duration: Option<Duration>,
+}
+
+impl ReportPage {
+    /// Returns whether the only word names a file.
+    fn is_of_file(&self) -> bool {
+        matches!(&self.targets.pids[..], [word] if word.ends_with(".json") || Path::new(word).exists())
+    }
 }
 
 /// The options of `tiexecctl attach`.

@@ -52,10 +52,15 @@ use crate::stdio::{say_unwritten, warn};
 pub fn run() -> u8 {
     crate::stdio::speak_as("tiexecctl");
     process::survive_file_size_limit();
-    let ctl = match Ctl::try_parse() {
+    let mut ctl = match Ctl::try_parse() {
         Ok(ctl) => ctl,
         Err(error) => return crate::stdio::answer(error, exit::USAGE, exit::FAILED),
     };
+    if let Some((targets, quiet)) = ctl.command.targets()
+        && let Err(status) = targets::service::take(targets, quiet)
+    {
+        return status;
+    }
     match ctl.command {
         CtlCommand::Inspect { targets, each, json } => inspect::run(&targets, each, json),
         CtlCommand::Doctor { targets, json } => doctor::run(&targets, json),

@@ -7,6 +7,11 @@ use tiexec_core::escape::AsShown;
 use tiexec_engine::programs::{self, Environment};
 use tiexec_sys::process;
 
+use super::targets::is_near;
+
+/// Most near names that a message lists.
+const NAMES: usize = 3;
+
 /// Runs `systemctl` with these arguments, for the calling user's own manager if `user` is true. Returns its output.
 ///
 /// # Errors
@@ -45,4 +50,24 @@ pub(super) fn properties(
     let text = run(user, &["show", "--property", names, "--", unit])?;
     let pairs = text.lines().filter_map(|line| line.split_once('='));
     Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+}
+
+/// Lists the services with similar names.
+///
+/// # Errors
+/// As [`run`].
+pub(super) fn near(user: bool, unit: &str) -> Result<Vec<String>, String> {
+    let args = ["list-unit-files", "--type=service", "--full", "--plain", "--no-legend"];
+    let list = run(user, &args)?;
+    let names = list.lines().filter_map(|line| line.split_whitespace().next());
+    Ok(names.filter(|name| *name != unit && is_near(name, unit)).map(str::to_owned).collect())
+}
+
+/// Returns the fix: to use a near name or, if there is none, `otherwise`.
+pub(super) fn fix(near: Vec<String>, otherwise: &str) -> String {
+    let near: Vec<String> = near.iter().take(NAMES).map(|name| name.shown().to_string()).collect();
+    match &near[..] {
+        [] => format!("fix: {otherwise}"),
+        _ => format!("fix: use {}", near.join(" or ")),
+    }
 }

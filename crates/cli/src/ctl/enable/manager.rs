@@ -5,10 +5,7 @@ use std::path::{Path, PathBuf};
 use tiexec_core::escape::AsShown;
 
 use crate::ctl::systemctl;
-use crate::ctl::targets::is_near;
 
-/// Most near names that a message lists.
-const NAMES: usize = 3;
 /// The instance name that is used for a template where systemd does not accept a template.
 const INSTANCE: &str = "tiexec";
 
@@ -120,8 +117,8 @@ impl Manager {
         };
         match value("LoadState") {
             "loaded" if value("Type") == "oneshot" => {
-                let near = self.near(name).unwrap_or_default();
-                let fix = fix(near, "name the service that runs the program");
+                let near = systemctl::near(self.user, name).unwrap_or_default();
+                let fix = systemctl::fix(near, "name the service that runs the program");
                 Err(Refusal::Unit(format!(
                     "{shown}: its commands end before it is up (Type=oneshot); {fix}"
                 )))
@@ -140,8 +137,8 @@ impl Manager {
                 Err(Refusal::Unit(format!("{shown}: it is masked; fix: {fix}")))
             }
             "not-found" => {
-                let near = self.near(name).map_err(Refusal::NoAnswer)?;
-                let fix = fix(near, "use a name that `systemctl list-unit-files` shows");
+                let near = systemctl::near(self.user, name).map_err(Refusal::NoAnswer)?;
+                let fix = systemctl::fix(near, "use a name that `systemctl list-unit-files` shows");
                 Err(Refusal::Unit(format!("{shown}: systemd has no unit of this name; {fix}")))
             }
             other => {
@@ -152,20 +149,6 @@ impl Manager {
                 )))
             }
         }
-    }
-
-    /// Lists the services with similar names.
-    fn near(self, name: &str) -> Result<Vec<String>, String> {
-        let list = self.systemctl(&[
-            "list-unit-files",
-            "--type=service",
-            "--full",
-            "--plain",
-            "--no-legend",
-        ])?;
-        let names = list.lines().filter_map(|line| line.split_whitespace().next());
-        let near = names.filter(|unit| *unit != name && is_near(unit, name));
-        Ok(near.map(str::to_owned).collect())
     }
 
     /// Lists the active units with this name: the unit itself, or the instances of a template.
@@ -214,12 +197,4 @@ fn program_of(commands: &str) -> Option<PathBuf> {
 /// Returns the name of an instance for a template, else the name.
 fn instance(unit: &str) -> String {
     unit.replacen("@.", &format!("@{INSTANCE}."), 1)
-}
-
-fn fix(near: Vec<String>, otherwise: &str) -> String {
-    let near: Vec<String> = near.iter().take(NAMES).map(|name| name.shown().to_string()).collect();
-    match &near[..] {
-        [] => format!("fix: {otherwise}"),
-        _ => format!("fix: use {}", near.join(" or ")),
-    }
 }

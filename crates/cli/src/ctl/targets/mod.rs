@@ -2,6 +2,7 @@
 
 mod not_found;
 pub(crate) mod select;
+pub(crate) mod service;
 
 pub(crate) use not_found::is_near;
 

@@ -1,0 +1,94 @@
+//! A bare name in the place of a PID: the service of this name.
+
+use tiexec_core::escape::AsShown;
+
+use super::select;
+use crate::ctl::systemctl;
+use crate::exit;
+use crate::options::Targets;
+use crate::stdio::{and_fix, warn};
+
+/// The longest name of a unit (systemd: `UNIT_NAME_MAX`), with its end.
+const LONGEST: usize = 255;
+
+/// If the user has named a single word that can be the name of a unit and is not a number, selects the processes of this
+/// unit of the system's systemd instead, and says so unless `quiet` is true.
+///
+/// # Errors
+/// The exit status. The message is on stderr already: there is no such unit, or nobody knows whether there is.
+pub(crate) fn take(targets: &mut Targets, quiet: bool) -> Result<(), u8> {
+    let [word] = &targets.pids[..] else { return Ok(()) };
+    if !is_name(word) {
+        return Ok(());
+    }
+    match find(word) {
+        Ok(unit) => {
+            if !quiet {
+                warn(format_args!("{word}: the unit {unit}"));
+            }
+            *targets = Targets { unit: Some(unit), ..Targets::default() };
+            Ok(())
+        }
+        Err(why) => {
+            warn(format_args!("cannot find a process or a service {word}: {why}"));
+            Err(exit::USAGE)
+        }
+    }
+}
+
+/// Returns whether the word has only letters that systemd accepts in the name of a unit (systemd.unit(5)), and is not a
+/// number. So it is no pattern, no list of PIDs and no path.
+fn is_name(word: &str) -> bool {
+    let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b":-_.\\@".contains(&byte);
+    word.len() <= LONGEST
+        && word.bytes().all(is_valid)
+        && word.bytes().any(|byte| byte.is_ascii_alphabetic())
+}
+
+/// Returns the own name of the unit, of which the word may be an alias.
+///
+/// # Errors
+/// The cause and the fix.
+fn find(word: &str) -> Result<String, String> {
+    let unit = select::with_kind(word);
+    let found = systemctl::properties(false, &unit, "Id,LoadState");
+    let value = |wanted: &str| {
+        let pair = found.as_ref().ok()?.iter().find(|(name, _)| name == wanted);
+        pair.map(|(_, value)| value.clone())
+    };
+    match (&found, value("LoadState").as_deref()) {
+        (Ok(_), Some("not-found") | None) => {
+            let near = systemctl::near(false, &unit).unwrap_or_default();
+            let otherwise = "name a PID, or a service that `systemctl list-unit-files` shows";
+            let fix = systemctl::fix(near, otherwise);
+            Err(format!("systemd has no unit {unit}; {fix}"))
+        }
+        (Ok(_), Some(_)) => Ok(value("Id").filter(|id| is_name(id)).unwrap_or(unit)),
+        // systemd does not answer, but its cgroups may be there.
+        (Err(why), _) => {
+            match select::every(|_, process| select::is_of_unit(process, &unit)).is_empty() {
+                true => Err(format!("{}{}", why.shown(), and_fix(why, Some("name a PID")))),
+                false => Ok(unit),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_name;
+
+    #[test]
+    fn numbers_lists_patterns_and_paths_are_no_names() {
+        for name in ["mariadb", "nginx.service", "postgresql@15-main", "a", "1a", "x.scope"] {
+            assert!(is_name(name), "{name}");
+        }
+        let long = "x".repeat(256);
+        for other in [
+            "", "1", "-5", "1,2", "1 2", "1,x", "*", "a*", "[a]", "/a", "a b", "a\n", "ä", "$(a)",
+            &long,
+        ] {
+            assert!(!is_name(other), "{other:?}");
+        }
+    }
+}
