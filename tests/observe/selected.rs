@@ -102,6 +102,14 @@ fn a_family_is_one() {
     assert_eq!((reports.len(), &sums["copies"]), (41, &1.into()), "{sums}");
     let copied = reports[0]["files"].as_array().expect("files");
     assert_eq!(sums["copies_bytes"], sum(copied, "cost_bytes"), "{sums}");
+    let status = ctl(["status", "--json"]).out();
+    let status: Value = serde_json::from_str(&status).expect("JSON");
+    let rows = status["programs"].as_array().expect("rows");
+    let row = rows.iter().find(|row| row["exe"] == exe).unwrap_or_else(|| panic!("{status}"));
+    assert_eq!((&row["processes"], &row["copies"]), (&41.into(), &1.into()), "{row}");
+    assert_eq!(row["copies_bytes"], sums["copies_bytes"], "{row}");
+    let of_all = &status["machine"]["copies_bytes"];
+    assert!(of_all.as_u64() >= row["copies_bytes"].as_u64(), "{status}");
     ctl(["revert", "-q", "--exe", &exe]).assert_code(0);
     let after = ctl(["inspect", "--exe", &exe]).out();
     assert!(!after.lines().last().expect("lines").contains("copy of"), "{after}");

@@ -212,29 +212,49 @@ fn stops(times: impl Iterator<Item = Duration> + Clone) -> String {
     }
 }
 
+/// The copies of several processes. Each counts once: its memory in the process that has touched most of it.
+#[derive(Debug, Default)]
+pub(super) struct Copies(BTreeMap<FileId, u64>);
+
+impl Copies {
+    /// Adds those of a process, with the memory of each in bytes.
+    pub(super) fn add(&mut self, copies: &[(FileId, u64)]) {
+        for &(copy, bytes) in copies {
+            let most = self.0.entry(copy).or_default();
+            *most = bytes.max(*most);
+        }
+    }
+
+    /// Returns how many there are.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns their memory.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.values().sum()
+    }
+}
+
 /// The sums of several processes, in bytes.
 struct Sums {
     processes: usize,
     text: u64,
     huge: u64,
-    /// Each copy once: its memory in the process that has touched most of it.
-    copies: BTreeMap<FileId, u64>,
+    copies: Copies,
     /// What reverts found and reverted, and how much of that is text; `None` without a revert.
     reverted: Option<[u64; 4]>,
 }
 
 impl Sums {
     fn of(all: &[&Figures]) -> Self {
-        let (mut text, mut huge, mut copies) = (0, 0, BTreeMap::new());
+        let (mut text, mut huge, mut copies) = (0, 0, Copies::default());
         let mut back: Option<[u64; 4]> = None;
         for figures in all {
             match figures {
                 Figures::Huge { text: one, huge: of_it, copies: some } => {
                     (text, huge) = (text + one, huge + of_it);
-                    for &(copy, bytes) in some {
-                        let most: &mut u64 = copies.entry(copy).or_default();
-                        *most = bytes.max(*most);
-                    }
+                    copies.add(some);
                 }
                 &Figures::Reverted { found, reverted, found_text, reverted_text } => {
                     let sums = back.get_or_insert_default();
@@ -266,8 +286,8 @@ impl Sums {
                 "processes": processes,
                 "text_bytes": text,
                 "huge_bytes": huge,
-                "copies": copies.len(),
-                "copies_bytes": copies.values().sum::<u64>(),
+                "copies": copies.count(),
+                "copies_bytes": copies.bytes(),
             }),
         })
     }
@@ -286,8 +306,8 @@ impl std::fmt::Display for Sums {
         }
         let (text, huge) = (self.text, self.huge);
         write!(f, "text {} MiB   huge {} MiB ({} %)", mib(text), mib(huge), percent(huge, text))?;
-        let copied = mib(self.copies.values().sum());
-        match self.copies.len() {
+        let copied = mib(self.copies.bytes());
+        match self.copies.count() {
             0 => writeln!(f),
             1 => writeln!(f, "   one copy of {copied} MiB"),
             count => writeln!(f, "   {count} copies of {copied} MiB"),

@@ -16,6 +16,7 @@ use tiexec_remap::store::directory::used_by_the_systems;
 use tiexec_sys::thp;
 
 use super::date::since;
+use super::families::Copies;
 use super::print;
 use crate::exit;
 
@@ -32,6 +33,9 @@ struct Row {
     huge_bytes: u64,
     /// The huge bytes by backing.
     backings: BTreeMap<String, u64>,
+    /// How many copies these processes have together, and their memory. A copy that several of them share counts once.
+    copies: usize,
+    copies_bytes: u64,
     /// The agent's rule for these processes, and the last outcome; `None` if the agent did nothing.
     rule: Option<String>,
     result: Option<String>,
@@ -48,15 +52,22 @@ struct Machine {
     shmem_pmd_mapped_bytes: Option<u64>,
     /// The memory of the system's image store.
     store_bytes: Option<u64>,
+    /// How many copies all examined processes have together, and their memory. Each copy counts once.
+    copies: usize,
+    copies_bytes: u64,
 }
 
 impl Machine {
-    fn look() -> Self {
+    fn look(seen: &[Seen]) -> Self {
+        let mut copies = Copies::default();
+        seen.iter().for_each(|one| copies.add(&one.text.copies));
         let text = std::fs::read("/proc/meminfo").unwrap_or_default();
         Self {
             file_huge_bytes: meminfo::field(&text, "FileHugePages"),
             shmem_pmd_mapped_bytes: meminfo::field(&text, "ShmemPmdMapped"),
             store_bytes: used_by_the_systems(),
+            copies: copies.count(),
+            copies_bytes: copies.bytes(),
         }
     }
 }
@@ -66,7 +77,7 @@ pub(super) fn run(json: bool) -> u8 {
     let all = All::look(|_| {});
     let agent = Agent::ask();
     let rows = rows(&all.seen, agent.as_ref().ok());
-    let machine = Machine::look();
+    let machine = Machine::look(&all.seen);
     if json {
         let status = serde_json::json!({
             "schema": SCHEMA,
@@ -94,10 +105,10 @@ pub(super) fn run(json: bool) -> u8 {
 /// Sums the processes of each unit and program. The row with the most text on base pages is the first.
 fn rows(seen: &[Seen], agent: Option<&Agent>) -> Vec<Row> {
     let outcomes = agent.map(Agent::by_process).unwrap_or_default();
-    let mut rows: BTreeMap<(Option<&str>, &str), Row> = BTreeMap::new();
+    let mut rows: BTreeMap<(Option<&str>, &str), (Row, Copies)> = BTreeMap::new();
     for Seen { pid, exe, unit, text, .. } in seen {
-        let row = rows.entry((unit.as_deref(), exe)).or_default();
-        let Text { bytes, huge, backings } = text;
+        let (row, copied) = rows.entry((unit.as_deref(), exe)).or_default();
+        let Text { bytes, huge, backings, copies } = text;
         (row.unit, row.exe) = (unit.clone(), exe.clone());
         row.processes += 1;
         row.text_bytes += bytes;
@@ -105,6 +116,7 @@ fn rows(seen: &[Seen], agent: Option<&Agent>) -> Vec<Row> {
         for (backing, bytes) in backings {
             *row.backings.entry(backing.clone()).or_default() += bytes;
         }
+        copied.add(copies);
         if let Some(outcome) = outcomes.get(pid)
             && row.when.is_none_or(|when| when <= outcome.when)
         {
@@ -113,7 +125,12 @@ fn rows(seen: &[Seen], agent: Option<&Agent>) -> Vec<Row> {
             row.when = Some(outcome.when);
         }
     }
-    let mut rows: Vec<Row> = rows.into_values().collect();
+    let with_copies = |(row, copied): (Row, Copies)| Row {
+        copies: copied.count(),
+        copies_bytes: copied.bytes(),
+        ..row
+    };
+    let mut rows: Vec<Row> = rows.into_values().map(with_copies).collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.text_bytes - row.huge_bytes.min(row.text_bytes)));
     rows
 }
@@ -129,8 +146,8 @@ fn table(rows: &[Row], least: u64) -> String {
     let units = width(&|row| unit(row).chars().count(), "UNIT");
     let programs = width(&|row| row.exe.chars().count(), "PROGRAM");
     let mut text = format!(
-        "by text on base pages, the most first\n{:<units$}  {:<programs$}  {:>5}  {:>8}  {:>8}  {:>3}  {:<9}  AGENT\n",
-        "UNIT", "PROGRAM", "PROCS", "TEXT MiB", "HUGE MiB", "%", "BACKING"
+        "by text on base pages, the most first\n{:<units$}  {:<programs$}  {:>5}  {:>8}  {:>8}  {:>3}  {:>8}  {:<9}  AGENT\n",
+        "UNIT", "PROGRAM", "PROCS", "TEXT MiB", "HUGE MiB", "%", "COPY MiB", "BACKING"
     );
     for row in shown {
         let backing = match row.backings.len() {
@@ -143,13 +160,14 @@ fn table(rows: &[Row], least: u64) -> String {
         };
         let _infallible = writeln!(
             text,
-            "{:<units$}  {:<programs$}  {:>5}  {:>8}  {:>8}  {:>3}  {backing:<9}  {agent}",
+            "{:<units$}  {:<programs$}  {:>5}  {:>8}  {:>8}  {:>3}  {:>8}  {backing:<9}  {agent}",
             unit(row),
             row.exe,
             row.processes,
             mib(row.text_bytes),
             mib(row.huge_bytes),
-            percent(row.huge_bytes, row.text_bytes)
+            percent(row.huge_bytes, row.text_bytes),
+            mib(row.copies_bytes)
         );
     }
     if !small.is_empty() {
@@ -189,7 +207,8 @@ pub(super) fn counted(count: usize, one: &str, more: &str) -> String {
 fn in_words(machine: &Machine, agent: &Result<Agent, String>) -> String {
     let bytes = |bytes: Option<u64>| bytes.map_or("-".to_owned(), mib);
     let mut text = format!(
-        "machine  image store {} MiB   FileHugePages {} MiB   ShmemPmdMapped {} MiB\n",
+        "machine  copies {} MiB   image store {} MiB   FileHugePages {} MiB   ShmemPmdMapped {} MiB\n",
+        mib(machine.copies_bytes),
         bytes(machine.store_bytes),
         bytes(machine.file_huge_bytes),
         bytes(machine.shmem_pmd_mapped_bytes)
@@ -224,12 +243,17 @@ fn in_words(machine: &Machine, agent: &Result<Agent, String>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tiexec_core::proc::maps::FileId;
+
     use super::*;
 
+    /// The length of the path stands for the inode of the program's copy.
     fn seen(pid: i32, exe: &str, unit: Option<&str>, mib: u64, huge: u64) -> Seen {
-        let backings =
-            [("image".to_owned(), huge << 20)].into_iter().filter(|_| huge > 0).collect();
-        let text = Text { bytes: mib << 20, huge: huge << 20, backings };
+        let has = huge > 0;
+        let backings = [("image".to_owned(), huge << 20)].into_iter().filter(|_| has).collect();
+        let copy = FileId { major: 0, minor: 1, inode: exe.len() as u64 };
+        let copies = [(copy, huge << 20)].into_iter().filter(|_| has).collect();
+        let text = Text { bytes: mib << 20, huge: huge << 20, backings, copies };
         Seen {
             pid,
             exe: exe.to_owned(),
@@ -245,16 +269,19 @@ mod tests {
         let all = [
             seen(1, "/usr/bin/init", None, 1, 0),
             seen(7, "/usr/sbin/mariadbd", Some("mariadb.service"), 18, 12),
-            seen(8, "/usr/lib/postgres", Some("postgresql@15-main.service"), 5, 0),
-            seen(9, "/usr/lib/postgres", Some("postgresql@15-main.service"), 5, 0),
+            seen(8, "/usr/lib/postgres", Some("postgresql@15-main.service"), 12, 4),
+            seen(9, "/usr/lib/postgres", Some("postgresql@15-main.service"), 12, 2),
         ];
+        let machine = Machine::look(&all);
+        assert_eq!((machine.copies, machine.copies_bytes), (2, 16 << 20));
         let rows = rows(&all, None);
+        assert_eq!((rows[0].copies, rows[0].copies_bytes), (1, 4 << 20));
         assert_eq!(
             table(&rows, 2 << 20),
             "by text on base pages, the most first\n\
-             UNIT                        PROGRAM             PROCS  TEXT MiB  HUGE MiB    %  BACKING    AGENT\n\
-             postgresql@15-main.service  /usr/lib/postgres       2      10.0       0.0    0  -          -\n\
-             mariadb.service             /usr/sbin/mariadbd      1      18.0      12.0   66  image      -\n\
+             UNIT                        PROGRAM             PROCS  TEXT MiB  HUGE MiB    %  COPY MiB  BACKING    AGENT\n\
+             postgresql@15-main.service  /usr/lib/postgres       2      24.0       6.0   25       4.0  image      -\n\
+             mariadb.service             /usr/sbin/mariadbd      1      18.0      12.0   66      12.0  image      -\n\
              and 1 program (1 process) with text below a huge page\n"
         );
     }

@@ -6,8 +6,10 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tiexec_core::coverage::{coverage, huge_by_backing};
 use tiexec_core::escape::AsShown;
+use tiexec_core::proc::maps::FileId;
 use tiexec_engine::identity::Identity;
 use tiexec_remap::mapped::originals;
+use tiexec_remap::store::memory;
 use tiexec_remap::workers::Workers;
 use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
@@ -37,6 +39,8 @@ pub(in crate::ctl) struct Text {
     pub(in crate::ctl) huge: u64,
     /// The huge bytes by backing. A file with several backings counts under its first.
     pub(in crate::ctl) backings: BTreeMap<String, u64>,
+    /// The copies, and the memory of each. Several processes may have the same copy.
+    pub(in crate::ctl) copies: Vec<(FileId, u64)>,
 }
 
 /// The processes, and the number of those that could not be examined.
@@ -107,16 +111,18 @@ pub(in crate::ctl) enum Told {
 /// Examines the text of a process, which can block the caller.
 pub(in crate::ctl) fn look_at(process: &ProcDir) -> Told {
     let Some(pages) = thp::pages() else { return Told::Gone };
-    let entries = match areas::look(process, pages) {
+    let mut entries = match areas::look(process, pages) {
         Ok(seen) => seen.areas,
         Err(error) if matches!(error.errno, Errno::ACCES | Errno::PERM) => return Told::Denied,
         Err(_ended) => return Told::Gone,
     };
+    memory::tell(&mut entries);
     let files =
         coverage(&entries, pages, &[], &originals(process, &Workers::none(), &entries, pages));
     Told::Seen(Text {
         bytes: files.iter().map(|file| file.text_bytes).sum(),
         huge: files.iter().map(|file| file.huge_bytes).sum(),
         backings: huge_by_backing(&files),
+        copies: files.iter().flat_map(|file| file.copies.clone()).collect(),
     })
 }
