@@ -23,7 +23,8 @@ use tiexec_engine::switched_off::is_switched_off;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, cgroup_namespace};
 
-use super::targets::{is_near, select};
+use super::systemctl::is_near;
+use super::targets::select;
 use super::warm;
 use super::{failed, has_text};
 use super::{print, told};

@@ -7,8 +7,6 @@ use tiexec_core::escape::AsShown;
 use tiexec_engine::programs::{self, Environment};
 use tiexec_sys::process;
 
-use super::targets::is_near;
-
 /// Most near names that a message lists.
 const NAMES: usize = 3;
 
@@ -69,5 +67,26 @@ pub(super) fn fix(near: Vec<String>, otherwise: &str) -> String {
     match &near[..] {
         [] => format!("fix: {otherwise}"),
         _ => format!("fix: use {}", near.join(" or ")),
+    }
+}
+
+/// Returns whether one name contains the other, without their suffixes.
+pub(crate) fn is_near(unit: &str, wanted: &str) -> bool {
+    let stem = |name: &str| name.rsplit_once('.').map_or(name, |(stem, _)| stem).to_lowercase();
+    let (unit, wanted) = (stem(unit), stem(wanted));
+    !wanted.is_empty() && unit.contains(&wanted) || !unit.is_empty() && wanted.contains(&unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_near;
+
+    #[test]
+    fn near_names() {
+        assert!(is_near("postgresql@16-main.service", "postgresql.service"));
+        assert!(is_near("redis-server.service", "redis.service"));
+        assert!(is_near("redis.service", "Redis-Server.service"));
+        assert!(!is_near("cron.service", "redis.service"));
+        assert!(!is_near("cron.service", ".service"));
     }
 }

@@ -4,8 +4,6 @@ mod not_found;
 pub(crate) mod select;
 pub(crate) mod service;
 
-pub(crate) use not_found::is_near;
-
 use std::time::Duration;
 
 use tiexec_core::skip::{FailureKind, Reason};

@@ -12,6 +12,7 @@ use tiexec_sys::Errno;
 use tiexec_sys::procfs::ProcDir;
 
 use super::select::{self, Executable};
+use crate::ctl::systemctl::is_near;
 
 /// Most near names that a message lists.
 const NAMES: usize = 3;
@@ -139,25 +140,4 @@ fn own_unit(process: &ProcDir, of_user: bool) -> Option<String> {
     }
     let unit = units.user?.name;
     select::is_of_user_unit(process, &unit).then_some(unit)
-}
-
-/// Returns whether one name contains the other, without their suffixes.
-pub(crate) fn is_near(unit: &str, wanted: &str) -> bool {
-    let stem = |name: &str| name.rsplit_once('.').map_or(name, |(stem, _)| stem).to_lowercase();
-    let (unit, wanted) = (stem(unit), stem(wanted));
-    !wanted.is_empty() && unit.contains(&wanted) || !unit.is_empty() && wanted.contains(&unit)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::is_near;
-
-    #[test]
-    fn near_names() {
-        assert!(is_near("postgresql@16-main.service", "postgresql.service"));
-        assert!(is_near("redis-server.service", "redis.service"));
-        assert!(is_near("redis.service", "Redis-Server.service"));
-        assert!(!is_near("cron.service", "redis.service"));
-        assert!(!is_near("cron.service", ".service"));
-    }
 }
