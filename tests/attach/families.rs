@@ -150,15 +150,15 @@ fn processes_of_another_user() {
     let start = || Run::new(&theirs, ["7"]).plain().behind(front).hold();
     let all = [start(), start(), held(&copy)];
     let pids = all.each_ref().map(|held| held.pid().to_string());
-    let words = |command| [command, &pids[0], &pids[1], &pids[2]];
-    let done = ctl([&words("attach")[..], &["--backing=image"]].concat());
+    let words = pids.each_ref().map(String::as_str);
+    let done = ctl([&["attach", "--backing=image"], &words[..]].concat());
     done.assert_code(0).assert_silent();
     assert!(all.iter().all(|held| switched(held.pid()) > 0), "{done}");
     let family = format!(" 2 processes {} {}, each: huge ", pids[0], pids[1]);
     assert!(done.out().contains(&family), "{done}");
     assert!(done.out().contains(&format!(" {}: huge ", pids[2])), "another program: {done}");
     assert!(done.out().contains("\nall 3 processes   text "), "{done}");
-    let done = ctl(words("revert"));
+    let done = ctl([&["revert"], &words[..]].concat());
     done.assert_code(0).assert_silent();
     assert_eq!(done.out().lines().count(), 3, "{done}");
     all.into_iter().for_each(|held| {

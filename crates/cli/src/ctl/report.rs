@@ -1,7 +1,6 @@
 //! `tiexecctl report PID...|BENCH.json`: makes a page for people.
 
 use std::path::Path;
-use std::time::Duration;
 
 use tiexec_advise::compare::Bench;
 use tiexec_advise::heat::Heat;
