@@ -4,7 +4,7 @@ use std::process::Command;
 
 use support::attaching::ctl;
 use support::child::{eventually, state};
-use support::{Kind, Run, program, require};
+use support::{Kind, Run, installed, is_root, program, require};
 
 /// Runs each command that takes a PID, and asserts its message and its status.
 fn every_command_says(pid: i32, cause: &str, status: i32) {
@@ -44,6 +44,43 @@ fn a_zombie() {
     eventually("it has ended", || state(pid) == Some('Z'));
     every_command_says(pid, "it has ended, and waits for its parent (a zombie)", 4);
     child.wait().expect("a child");
+}
+
+/// An init of a PID namespace waits for the end of its last child, after it has lost its memory (`zap_pid_ns_processes` in
+/// `kernel/pid_namespace.c`). The child's tracer is stopped, so the child stays a zombie.
+#[test]
+fn a_process_that_is_ending() {
+    require!(is_root(), "a PID namespace needs root");
+    require!(installed("strace").is_some(), "no strace");
+    let children = |pid: i32| -> Vec<i32> {
+        let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        let text = text.unwrap_or_default();
+        text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+    };
+    let script = "sleep 600 & echo ready; wait";
+    let argv = ["--pid", "--fork", "--kill-child", "sh", "-c", script];
+    let mut unshare = Run::new("unshare", argv).plain().start();
+    unshare.wait_line("ready");
+    let init = children(unshare.pid())[0];
+    let child = children(init)[0];
+    let mut strace =
+        Run::new("strace", ["-o", "/dev/null", "-p", &child.to_string()]).plain().start();
+    eventually("strace traces it", || strace.err_text().contains(" attached"));
+    let tracer = strace.pid();
+    // SAFETY: kill takes numbers; all of these are processes of this test.
+    let kill = |pid: i32, signal: i32| assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "{pid}");
+    kill(tracer, libc::SIGSTOP);
+    eventually("strace is stopped", || state(tracer) == Some('T'));
+    kill(init, libc::SIGKILL);
+    eventually("init has no memory", || {
+        std::fs::read_to_string(format!("/proc/{init}/status"))
+            .is_ok_and(|status| !status.contains("VmSize:"))
+    });
+    assert_ne!(state(init), Some('Z'));
+    every_command_says(init, "it is ending", 4);
+    strace.signal(libc::SIGKILL);
+    strace.finish().assert_signal(libc::SIGKILL);
+    drop(unshare);
 }
 
 #[test]

@@ -4,9 +4,10 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use support::attaching::{ctl, json};
 use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, huge_folios};
 use support::smaps::{Vma, vmas};
-use support::{Fresh, Held, Kind, Run, installed, program, require};
+use support::{Fresh, Held, Kind, Pinned, Run, installed, program, program_big, require};
 
 const NODE: &str =
     "console.log('ready');process.stdin.on('data',()=>{}).on('end',()=>process.exit(7))";
@@ -132,4 +133,36 @@ fn v8_compiles_javascript_and_wasm() {
     done.assert_code(0).assert_silent();
     assert_eq!(done.out(), plain.out());
     assert!(done.out().ends_with(" true 123\n"), "{done}");
+}
+
+/// One half of the file is in small folios, and the other half in huge ones.
+#[test]
+fn an_attach_names_the_page_cache_and_its_copies() {
+    require!(huge_folios(), "{NO_HUGE_FOLIOS}");
+    let copy = Fresh::cold(&program_big("hold", Kind::DynamicNoPie, 8));
+    support::warm::cache_small_part(copy.path(), 2);
+    let _pinned = Pinned::huge(copy.path());
+    let held = Run::new(copy.path(), ["7"]).plain().hold();
+    let pid = held.pid().to_string();
+    let done = ctl(["attach", "--json", &pid]);
+    done.assert_code(0).assert_silent();
+    let report = json(&done);
+    let of = |backing: &str, key: &str| report["by_backing"][backing][key].as_u64();
+    let (copied, cached) = (of("image", "huge_bytes"), of("pagecache", "huge_bytes"));
+    let (copied, cached) = copied.zip(cached).unwrap_or_else(|| panic!("{report}"));
+    assert!(copied > 0 && cached > 0, "{report}");
+    assert_eq!(report["huge_bytes"], copied + cached, "{report}");
+    assert_eq!(of("pagecache", "cost_bytes"), Some(0), "{report}");
+    assert!(of("image", "cost_bytes") >= Some(copied), "{report}");
+    ctl(["revert", "-q", &pid]).assert_code(0);
+    let line = ctl(["attach", &pid]).out();
+    let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+    let both = format!(
+        " by image {} (cost {} shmem) + pagecache {} (cost 0), one thread stopped ",
+        mib(copied),
+        mib(of("image", "cost_bytes").unwrap_or(0)),
+        mib(cached)
+    );
+    assert!(line.contains(&both), "{both}: {line}");
+    held.finish().assert_code(7);
 }

@@ -108,6 +108,34 @@ fn a_file_that_somebody_writes_to() {
     let pinned = Pinned::new(&copy);
     let left = evicts_nothing(&command(&["--json"], &[&copy]));
     assert_left(&left, 1, "open_for_writing", "open for writing");
+    let own = format!(": process {} has the file open for writing", std::process::id());
+    assert!(left.err.contains(&own), "{}", left.err);
+    // Those that only read it, or write to another file, are not named.
+    let other = dir.path().join("other");
+    let holds = |redirection: &str| {
+        let script = format!("exec {redirection}; echo ready; read line; exit 7");
+        let held =
+            Run::new("sh", ["-c".as_ref(), script.as_ref(), copy.as_os_str(), other.as_os_str()]);
+        let mut held = held.plain().start();
+        held.wait_line("ready");
+        held
+    };
+    let mut all: Vec<_> = ["3<\"$0\"", "3>\"$1\"", "3>>\"$0\""].map(holds).into();
+    let named = |left: &Warm, pids: &[u32]| {
+        let mut pids = pids.to_vec();
+        pids.sort_unstable();
+        let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+        let words = format!(": processes {} have the file open for writing", pids.join(", "));
+        assert!(left.err.contains(&words), "{words}: {}", left.err);
+    };
+    let left = evicts_nothing(&command(&["--json"], &[&copy]));
+    named(&left, &[std::process::id(), all[2].pid().cast_unsigned()]);
+    all.extend(["3>>\"$0\""; 3].map(holds));
+    let left = evicts_nothing(&command(&["--json"], &[&copy]));
+    assert!(left.err.contains(" and 2 more have the file open for writing"), "{}", left.err);
+    for held in all {
+        held.finish().assert_code(7);
+    }
     drop((writer, pinned));
     assert_warms(&copy);
 }

@@ -3,9 +3,9 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
-use crate::addr::{AddrRange, PageSize, Pages};
+use crate::addr::{AddrRange, PageSize, Pages, mib};
 use crate::area::Area;
 use crate::numa::{self, OnNode};
 use crate::order;
@@ -39,6 +39,62 @@ pub struct OfSize {
     pub bytes: u64,
 }
 
+/// The huge text of one backing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct OfBacking {
+    /// Bytes of text that are PMD-mapped or in hugetlb pages.
+    pub huge_bytes: u64,
+    /// Memory that the copies take, in bytes; images of the store count as a whole.
+    pub cost_bytes: u64,
+}
+
+/// The huge text of each backing that has some.
+pub type ByBacking = BTreeMap<Backing, OfBacking>;
+
+/// Adds up the huge text of the files by backing.
+pub fn by_backing(files: &[FileCoverage]) -> ByBacking {
+    let mut sums = ByBacking::new();
+    files.iter().for_each(|file| add_backings(&mut sums, &file.by_backing));
+    sums
+}
+
+fn add_backings(sums: &mut ByBacking, more: &ByBacking) {
+    for (backing, part) in more {
+        let sum = sums.entry(*backing).or_default();
+        sum.huge_bytes += part.huge_bytes;
+        sum.cost_bytes += part.cost_bytes;
+    }
+}
+
+/// Names the backings with what each costs, and with the text of each if there are several:
+/// `image 8.0 MiB (cost 8.0 MiB shmem) + pagecache 16.0 MiB (cost 0)`. `None` if there are none.
+pub fn backings_in_words(all: &ByBacking) -> Option<String> {
+    let words = all.iter().map(|(backing, of)| {
+        let text = match all.len() {
+            1 => String::new(),
+            _ => format!(" {} MiB", mib(of.huge_bytes)),
+        };
+        format!("{backing}{text} (cost {})", cost_in_words(&[(*backing, *of)].into()))
+    });
+    (!all.is_empty()).then(|| words.collect::<Vec<_>>().join(" + "))
+}
+
+/// Returns the memory that the copies of the backings take, and its kind: `8.0 MiB shmem, shared`. The page cache costs
+/// nothing.
+pub fn cost_in_words(all: &ByBacking) -> String {
+    let costs = all.iter().filter_map(|(backing, of)| {
+        let kind = match backing {
+            Backing::Image => "shmem",
+            Backing::Store => "shmem, shared",
+            Backing::Hugetlb => "hugetlb",
+            Backing::Pagecache | Backing::Anon => return None,
+        };
+        Some(format!("{} MiB {kind}", mib(of.cost_bytes)))
+    });
+    let costs: Vec<String> = costs.collect();
+    if costs.is_empty() { "0".to_owned() } else { costs.join(" + ") }
+}
+
 /// The text of one file and how much of it is huge.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct FileCoverage {
@@ -60,8 +116,9 @@ pub struct FileCoverage {
     pub copies: BTreeMap<FileId, u64>,
     /// Bytes that are not text, but became executable because they share a huge page with text.
     pub widened_bytes: u64,
-    /// The backings of its huge text.
-    pub backings: Vec<Backing>,
+    /// The backings of its huge text. JSON has their names.
+    #[serde(rename = "backings", serialize_with = "names")]
+    pub by_backing: ByBacking,
     /// How much of `huge_bytes` lies in pages of which size, the smallest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub sizes: Vec<OfSize>,
@@ -73,15 +130,14 @@ pub struct FileCoverage {
     pub rest: Vec<Rest>,
 }
 
-/// Adds up the huge text by backing, in bytes; a file with several backings counts for its first.
+fn names<S: Serializer>(all: &ByBacking, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(all.keys())
+}
+
+/// Adds up the huge text by backing, in bytes.
 pub fn huge_by_backing(files: &[FileCoverage]) -> BTreeMap<String, u64> {
-    let mut sums = BTreeMap::new();
-    for file in files.iter().filter(|file| file.huge_bytes > 0) {
-        if let Some(backing) = file.backings.first() {
-            *sums.entry(backing.to_string()).or_default() += file.huge_bytes;
-        }
-    }
-    sums
+    let sums = by_backing(files).into_iter();
+    sums.map(|(backing, of)| (backing.to_string(), of.huge_bytes)).collect()
 }
 
 impl FileCoverage {
@@ -101,7 +157,7 @@ impl FileCoverage {
             *self.copies.entry(copy).or_default() += bytes;
         }
         self.widened_bytes += part.widened_bytes;
-        self.backings.extend(part.backings);
+        add_backings(&mut self.by_backing, &part.by_backing);
         self.sizes.extend(part.sizes);
         self.nodes.extend(part.nodes);
     }
@@ -218,6 +274,7 @@ impl<'a> Run<'a> {
         let cost = if image.is_some() { 0 } else { copied };
         let copies = (cost > 0).then_some((vma.file, cost));
         let backing = backing_of(entry, pages.base).filter(|_| huge > 0);
+        let of_backing = OfBacking { huge_bytes: huge, cost_bytes: cost };
         let size = (huge > 0).then(|| size_of(entry, pages, huge));
         Some(Self {
             owner,
@@ -230,7 +287,7 @@ impl<'a> Run<'a> {
                 cost_bytes: cost,
                 copies: copies.into_iter().collect(),
                 widened_bytes: widened,
-                backings: backing.into_iter().collect(),
+                by_backing: backing.map(|backing| (backing, of_backing)).into_iter().collect(),
                 sizes: size.into_iter().collect(),
                 nodes: entry.nodes.clone(),
                 ..FileCoverage::default()
@@ -307,10 +364,12 @@ impl FileSum {
 
     fn finish(self) -> FileCoverage {
         let Self { mut file, rest, images } = self;
-        file.cost_bytes += images.values().sum::<u64>();
+        let stored = images.values().sum::<u64>();
+        file.cost_bytes += stored;
+        if let Some(store) = file.by_backing.get_mut(&Backing::Store) {
+            store.cost_bytes += stored;
+        }
         file.copies.extend(images);
-        order::by(&mut file.backings, Ord::cmp);
-        file.backings.dedup();
         file.sizes = sum(&file.sizes);
         file.nodes = numa::sum(file.nodes);
         let rest = rest.into_iter().filter(|&(_, bytes)| bytes > 0);
@@ -449,7 +508,10 @@ mod tests {
         let main = &files[0];
         assert_eq!((main.path.as_str(), main.deleted), ("/usr/bin/main", false));
         assert_eq!((main.text_bytes, main.huge_bytes), (0xc1_1000, 12 << 20));
-        assert_eq!(main.backings, [Backing::Image]);
+        let image = OfBacking { huge_bytes: 12 << 20, cost_bytes: 12 << 20 };
+        assert_eq!(main.by_backing, [(Backing::Image, image)].into());
+        let words = backings_in_words(&main.by_backing);
+        assert_eq!(words.as_deref(), Some("image (cost 12.0 MiB shmem)"));
         assert_eq!(rest(main), [(SkipReason::Edges.into(), 0x1_1000)]);
     }
 
@@ -466,7 +528,10 @@ mod tests {
         );
         assert_eq!(files.len(), 1);
         assert_eq!(files[0].path, "/usr/bin/m");
-        assert_eq!(files[0].backings, [Backing::Image, Backing::Hugetlb]);
+        let words = backings_in_words(&files[0].by_backing);
+        let both = "image 2.0 MiB (cost 2.0 MiB shmem) + hugetlb 2.0 MiB (cost 2.0 MiB hugetlb)";
+        assert_eq!(words.as_deref(), Some(both));
+        assert_eq!(cost_in_words(&files[0].by_backing), "2.0 MiB shmem + 2.0 MiB hugetlb");
         assert_eq!((files[0].huge_bytes, rest(&files[0])), (4 << 20, vec![]));
     }
 

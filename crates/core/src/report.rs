@@ -7,7 +7,10 @@ use serde::Serialize;
 use crate::addr::{AddrRange, mib, short};
 use crate::area::SmapsFor;
 use crate::budget::Choice;
-use crate::coverage::{FileCoverage, apart_from_small, small_files};
+use crate::coverage::{
+    ByBacking, FileCoverage, apart_from_small, backings_in_words, by_backing, cost_in_words,
+    small_files,
+};
 use crate::escape::{self, AsShown};
 use crate::numa;
 use crate::order;
@@ -157,6 +160,8 @@ pub struct Report {
     pub huge_bytes: u64,
     /// Bytes that are not text, but became executable because they share a huge page with text.
     pub widened_bytes: u64,
+    /// The huge text of each backing, and the memory that its copies take.
+    pub by_backing: ByBacking,
     /// Each file.
     pub files: Vec<FileCoverage>,
     /// The cost of the launch.
@@ -194,6 +199,7 @@ impl Report {
             text_bytes: files.iter().map(|file| file.text_bytes).sum(),
             huge_bytes,
             widened_bytes: files.iter().map(|file| file.widened_bytes).sum(),
+            by_backing: by_backing(&files),
             files,
             launch: None,
             attach: None,
@@ -223,7 +229,7 @@ impl Report {
 
     /// Returns whether a file has huge text by this backing.
     fn uses(&self, backing: Backing) -> bool {
-        self.files.iter().any(|file| file.backings.contains(&backing))
+        self.by_backing.contains_key(&backing)
     }
 }
 
@@ -383,22 +389,13 @@ impl Report {
         if self.huge_bytes == 0 && self.launch.is_none() {
             return Ok(());
         }
-        let mut parts: Vec<String> = Vec::new();
-        let copied = self.copied_bytes();
-        if copied > 0 {
-            let shmem = self.uses(Backing::Image) || self.uses(Backing::Store);
-            let kind = match (shmem, self.uses(Backing::Hugetlb)) {
-                (true, true) => "shmem and hugetlb",
-                (false, true) => "hugetlb",
-                _ => "shmem",
-            };
-            let shared = self.uses(Backing::Store) && !self.uses(Backing::Image);
-            let shared = if shared { ", shared" } else { "" };
-            let cost = self.files.iter().map(|file| file.cost_bytes).sum();
-            parts.push(format!("cost  {} MiB {kind}{shared}", mib(cost)));
-        } else {
-            parts.push("cost  0".to_owned());
+        if let Some(words) =
+            backings_in_words(&self.by_backing).filter(|_| self.by_backing.len() > 1)
+        {
+            writeln!(f, "by    {words}")?;
         }
+        let mut parts = vec![format!("cost  {}", cost_in_words(&self.by_backing))];
+        let copied = self.copied_bytes();
         if self.widened_bytes > 0 {
             parts.push(format!("widened {} MiB", mib(self.widened_bytes)));
         }
@@ -432,10 +429,7 @@ fn line(
 ) -> fmt::Result {
     let text: u64 = files.iter().map(|file| file.text_bytes).sum();
     let huge: u64 = files.iter().map(|file| file.huge_bytes).sum();
-    let mut backings: Vec<Backing> = files.iter().flat_map(|file| file.backings.clone()).collect();
-    order::by(&mut backings, Ord::cmp);
-    backings.dedup();
-    let mut backings: Vec<String> = backings.iter().map(ToString::to_string).collect();
+    let mut backings: Vec<String> = by_backing(files).keys().map(ToString::to_string).collect();
     // Sizes of the pool's pages that are not the usual huge page.
     let mut sizes: Vec<u64> = files
         .iter()
@@ -481,13 +475,14 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::coverage::Rest;
+    use crate::coverage::{OfBacking, Rest};
     use crate::skip::SkipReason;
 
     fn file(path: &str, text_bytes: u64, huge_bytes: u64) -> FileCoverage {
         let rest =
             vec![Rest { reason: SkipReason::TooSmall.into(), bytes: text_bytes - huge_bytes }];
-        let backings = if huge_bytes > 0 { vec![Backing::Image] } else { Vec::new() };
+        let image = (Backing::Image, OfBacking { huge_bytes, cost_bytes: huge_bytes });
+        let by_backing = if huge_bytes > 0 { [image].into() } else { BTreeMap::new() };
         FileCoverage {
             path: path.to_owned(),
             deleted: false,
@@ -497,7 +492,7 @@ mod tests {
             cost_bytes: huge_bytes,
             copies: BTreeMap::new(),
             widened_bytes: 0,
-            backings,
+            by_backing,
             sizes: Vec::new(),
             nodes: Vec::new(),
             rest,

@@ -284,7 +284,7 @@ fn check_coverage(files: &[FileCoverage]) -> Result<(), TestCaseError> {
         prop_assert!(file.huge_bytes <= file.text_bytes, "{file:?}");
         let rest: u64 = file.rest.iter().map(|rest| rest.bytes).sum();
         prop_assert_eq!(rest + file.huge_bytes, file.text_bytes, "{:?}", file);
-        prop_assert_eq!(file.huge_bytes > 0, !file.backings.is_empty(), "{:?}", file);
+        prop_assert_eq!(file.huge_bytes > 0, !file.by_backing.is_empty(), "{:?}", file);
         let mut reasons: Vec<Reason> = file.rest.iter().map(|rest| rest.reason).collect();
         reasons.dedup();
         prop_assert_eq!(reasons.len(), file.rest.len(), "a reason stands once: {:?}", file);

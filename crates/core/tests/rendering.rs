@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
-use tiexec_core::coverage::{FileCoverage, Rest};
+use tiexec_core::coverage::{ByBacking, FileCoverage, OfBacking, Rest};
 use tiexec_core::plan::{Backing, Means, Plan, Span, plan};
 use tiexec_core::proc::maps::{FileId, Perms, Vma};
 use tiexec_core::report::{Cost, Kind, LinkedStop, Outcome, Report};
@@ -12,7 +12,7 @@ use tiexec_core::snapshot::Snapshot;
 
 const MIB: u64 = 1 << 20;
 
-/// The text of one file: how much is huge, by which backing, and why the rest is not.
+/// The text of one file: how much is huge, by which backings in equal parts, and why the rest is not.
 fn file(
     path: &str,
     text: u64,
@@ -20,16 +20,23 @@ fn file(
     backings: &[Backing],
     rest: &[(impl Into<Reason> + Copy, u64)],
 ) -> FileCoverage {
+    let part = |&backing: &Backing| {
+        let huge_bytes = huge / backings.len() as u64;
+        let cost_bytes = if backing == Backing::Pagecache { 0 } else { huge_bytes };
+        (backing, OfBacking { huge_bytes, cost_bytes })
+    };
+    let by_backing: ByBacking = backings.iter().map(part).collect();
+    let copied: u64 = by_backing.values().map(|of| of.cost_bytes).sum();
     FileCoverage {
         path: path.to_owned(),
         deleted: false,
         text_bytes: text,
         huge_bytes: huge,
-        copied_bytes: if backings.iter().all(|&b| b == Backing::Pagecache) { 0 } else { huge },
+        copied_bytes: copied,
         copies: BTreeMap::new(),
-        cost_bytes: if backings.iter().all(|&b| b == Backing::Pagecache) { 0 } else { huge },
+        cost_bytes: copied,
         widened_bytes: 0,
-        backings: backings.to_vec(),
+        by_backing,
         sizes: Vec::new(),
         nodes: Vec::new(),
         rest: rest.iter().map(|&(reason, bytes)| Rest { reason: reason.into(), bytes }).collect(),

@@ -12,7 +12,7 @@ use tiexec_core::report::{Cost, Kind, LinkedStop, Outcome, Report};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_sys::areas::Seen;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, SysError, areas, thp};
+use tiexec_sys::{Errno, Pid, SysError, areas, thp};
 use tiexec_tracee::Failure;
 
 use crate::attach::{AttachOrder, Attached, look_at_jit};
@@ -34,9 +34,13 @@ pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
 /// Reports how much of a process's text the kernel says is huge, without a change to the process.
 ///
 /// # Errors
-/// Its files under `/proc` cannot be read.
+/// Its files under `/proc` cannot be read; ESRCH if it has no memory any more.
 pub fn inspect(pid: Pid, process: &ProcDir, pages: Pages) -> Result<Report, SysError> {
     let seen = areas::look(process, pages)?;
+    // The kernel shows no mapping of a process that is ending (`exit_mm` in `kernel/exit.c`).
+    if seen.areas.is_empty() {
+        return Err(SysError { call: "maps", errno: Errno::SRCH });
+    }
     let jit = look_at_jit(process, &seen.areas, pages).unwrap_or_default();
     let originals = originals(process, &Workers::none(), &seen.areas, pages);
     let edges = Some(EdgePolicy::default());

@@ -249,7 +249,8 @@ impl Evictor<'_> {
         match is_open_for_writing(self.file) {
             Ok(false) => {}
             Ok(true) => {
-                let detail = "a process has the file open for writing";
+                let writers = users::writers(self.file);
+                let detail = format!("{writers} the file open for writing");
                 return Err(Failure::new(FailureKind::OpenForWriting, detail));
             }
             Err(error) => return Err(unknown(error)),
@@ -274,7 +275,7 @@ impl Evictor<'_> {
             let _unreadable = mapping.populate(&cached);
         }
         let is_mapped = mapping.is_mapped_elsewhere(chunk, self.pages.base).map_err(unseen)?;
-        Ok(is_mapped.then(|| users::in_words(&mapping, chunk)))
+        Ok(is_mapped.then(|| users::mappers(&mapping, chunk)))
     }
 
     fn came_back_small(&self) -> Failure {

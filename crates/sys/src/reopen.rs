@@ -41,6 +41,32 @@ pub struct Identity {
     pub inode: u64,
 }
 
+/// Returns whether the process has this file open for writing. The mode of a descriptor's link shows how the file is
+/// open (`tid_fd_update_inode` in `fs/proc/fd.c`), so only files that are open for writing are held.
+///
+/// # Errors
+/// ESRCH or ENOENT if the process is gone; EACCES without the right to trace it.
+pub fn has_open_for_writing(process: &ProcDir, file: Identity) -> Result<bool, SysError> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let of = SysError::of;
+    let links = rustix::fs::openat(process, "fd", flags, Mode::empty()).map_err(of("fd"))?;
+    // A process decides how many descriptors it has, so their names are not collected.
+    let names = rustix::fs::Dir::read_from(&links).map_err(of("fd"))?;
+    Ok(names.filter_map(Result::ok).any(|entry| {
+        let name = entry.file_name();
+        let link = rustix::fs::statat(&links, name, AtFlags::SYMLINK_NOFOLLOW);
+        let writes = link.is_ok_and(|link| {
+            let is_link = FileType::from_raw_mode(link.st_mode) == FileType::Symlink;
+            is_link && Mode::from_raw_mode(link.st_mode).contains(Mode::WUSR)
+        });
+        writes && {
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            let held = rustix::fs::openat(&links, name, flags, Mode::empty()).map(PathFile);
+            held.is_ok_and(|held| held.identity() == Ok(file))
+        }
+    }))
+}
+
 /// The identity of a file with its length and its times. If a file that stays open has the same version at two times, it
 /// is the same file, and nobody has written to it in between, except through a mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

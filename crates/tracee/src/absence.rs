@@ -15,6 +15,8 @@ pub enum Absence {
     NoProcess,
     /// The process has ended, and its parent has not waited for it yet.
     Zombie,
+    /// The process is ending: its threads have no memory any more, and it is not a zombie yet.
+    Ending,
     /// The process is a kernel thread.
     KernelThread,
 }
@@ -32,7 +34,8 @@ impl Absence {
         }
         match process.read("stat") {
             Ok(text) if stat::is_kernel_thread(&text).ok()? => Some(Self::KernelThread),
-            Ok(_) => Some(Self::Zombie),
+            Ok(text) if matches!(stat::state(&text).ok()?, b'Z' | b'X') => Some(Self::Zombie),
+            Ok(_) => Some(Self::Ending),
             Err(error) => {
                 matches!(error.errno, Errno::SRCH | Errno::NOENT).then_some(Self::NoProcess)
             }
@@ -45,6 +48,7 @@ impl fmt::Display for Absence {
         f.write_str(match self {
             Self::NoProcess => "there is no such process",
             Self::Zombie => "it has ended, and waits for its parent (a zombie)",
+            Self::Ending => "it is ending",
             Self::KernelThread => "it is a kernel thread: it has no text",
         })
     }

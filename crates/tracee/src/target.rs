@@ -155,7 +155,9 @@ fn absent(pid: Pid) -> Option<Failure> {
     let absence = Absence::of(pid)?;
     Some(match absence {
         Absence::KernelThread => Failure::new(SkipReason::NotSelected, absence),
-        Absence::NoProcess | Absence::Zombie => Failure::new(FailureKind::TargetGone, absence),
+        Absence::NoProcess | Absence::Zombie | Absence::Ending => {
+            Failure::new(FailureKind::TargetGone, absence)
+        }
     })
 }
 

@@ -151,7 +151,7 @@ fn has_text_of(doing: &str, pid: i32, named: bool) -> Result<(), u8> {
     }
     let absence = Pid::from_raw(pid).map_or(Some(Absence::NoProcess), Absence::of);
     let Some(absence) = absence else { return Ok(()) };
-    let has_ended = matches!(absence, Absence::NoProcess | Absence::Zombie);
+    let has_ended = !matches!(absence, Absence::KernelThread);
     if named || !has_ended {
         warn(format_args!("cannot {doing} process {pid}: {absence}"));
     }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use tiexec_core::addr::mib;
 use tiexec_core::config::Settings;
+use tiexec_core::coverage::backings_in_words;
 use tiexec_core::escape;
 use tiexec_core::plan::Plan;
 use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
@@ -417,15 +418,17 @@ fn text(locked: &LockedTarget, treated: &Treated) -> String {
         mib(text_bytes),
         percent(huge_bytes, text_bytes)
     );
+    let by = backings_in_words(&report.by_backing).map(|words| format!(" by {words}"));
+    let by = by.unwrap_or_default();
     match &attached.stop {
         Some(_) => {
             let stopped = format!("one thread stopped for {STOP}");
             line += &match Plan::main_backing(&attached.plan) {
-                Some(backing) => format!(" by {backing}, {stopped}; undo: tiexecctl revert {UNDO}"),
+                Some(_) => format!("{by}, {stopped}; undo: tiexecctl revert {UNDO}"),
                 None => format!("; removed what a killed TiExec had left, {stopped}"),
             };
         }
-        None if attached.from_outside > 0 => line += " by pagecache, no thread stopped",
+        None if attached.from_outside > 0 => line += &format!("{by}, no thread stopped"),
         None if attached.failure.is_none() && report.jit.is_empty() => {
             line += "; nothing to do";
             let parts = report.files.iter().flat_map(|file| &file.rest);
