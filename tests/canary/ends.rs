@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use support::attaching::{Before, eventually_untouched, json, small, switched, wait_call};
 use support::child::eventually;
 use support::smaps::status_field;
+use support::tmux::Screen;
 use support::{Kind, Public, Run, installed, is_root, require, tiexecctl};
 
 use crate::{Server, export, started};
@@ -25,6 +26,26 @@ fn by_a_signal() {
         assert_eq!(export(&server)["verdicts"], serde_json::json!([]));
         server.finish();
     }
+}
+
+/// A terminal shows how long the first pair takes, and Ctrl-C leaves nothing of that.
+#[test]
+fn before_the_first_pair_on_a_terminal() {
+    require!(is_root(), "files in a directory of root's");
+    require!(installed("tmux").is_some(), "no tmux");
+    let server = Server::start(100, 1);
+    let mut args = server.args(&[]);
+    let slice = args.iter_mut().find(|word| word.starts_with("--slice="));
+    *slice.expect("a slice") = "--slice=10s".to_owned();
+    let words = args.iter().map(|word| format!(" '{}'", word.replace('\'', "'\\''")));
+    let command = format!("trap : INT; '{}'{}", tiexecctl().display(), words.collect::<String>());
+    let screen = Screen::new(80, 24, &command, &[]);
+    screen.go().wait_for("measures the first pair: on copies now, ");
+    screen.keys(&["C-c"]);
+    let text = screen.wait_for("ended 130");
+    assert!(!text.contains("measures the first pair"), "{text}");
+    assert_eq!(switched(server.pid()), 0, "{text}");
+    server.finish();
 }
 
 #[test]

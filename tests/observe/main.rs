@@ -12,6 +12,7 @@ mod lost_output;
 mod maps;
 mod narrow;
 mod perf;
+mod progress;
 mod restart;
 mod selected;
 mod top;

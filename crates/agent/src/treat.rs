@@ -318,7 +318,7 @@ fn attach(
             }
             locked.treat_once(&order, images)
         }),
-        Some(budget) => Hot::sample(&[locked.target.pid], budget, settings, false)
+        Some(budget) => Hot::sample(&[locked.target.pid], budget, settings, false, |_, _| {})
             .map_err(Failure::of(FailureKind::ProcUnavailable))
             .and_then(|hot| hot.treat_once(locked, images)),
     };

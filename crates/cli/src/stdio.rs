@@ -2,8 +2,9 @@
 //! nobody reads our output. The only exception is the product on stdout.
 
 use std::fmt::Display;
+use std::os::fd::AsFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use clap::error::ContextValue;
 use rustix::io::Errno as RawErrno;
@@ -21,13 +22,46 @@ pub fn speak_as(name: &'static str) {
     let _said_before = NAME.set(name);
 }
 
+/// The number of [`Overwritten`] lines.
+static LINES: AtomicUsize = AtomicUsize::new(0);
+
+/// While this lives, a line of progress may be on the terminal, and each output of this process and of its children
+/// begins in its place.
+#[derive(Debug)]
+pub(crate) struct Overwritten(());
+
+impl Overwritten {
+    pub(crate) fn new() -> Self {
+        LINES.fetch_add(1, Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Overwritten {
+    fn drop(&mut self) {
+        LINES.fetch_sub(1, Relaxed);
+    }
+}
+
+/// The bytes that wipe the line of a terminal.
+pub(crate) const WIPE: &str = "\r\x1b[K";
+
+/// Wipes the line of the terminal before an output to `stream`, if progress may be on it.
+pub(crate) fn wipe_line(stream: impl AsFd) {
+    if LINES.load(Relaxed) > 0 && rustix::termios::isatty(&stream) {
+        let _nobody_looks = rustix::io::write(&stream, WIPE.as_bytes());
+    }
+}
+
 /// Writes `tiexec: MESSAGE` and a line end, in one write, so that lines of several processes do not
 /// mix.
 pub fn warn(message: impl Display) {
     let message = with_symbols(&message.to_string());
     let line = format!("{}: {message}", NAME.get().unwrap_or(&"tiexec"));
     let stderr = std::io::stderr();
-    let _nobody_listens = write_briefly(&stderr, &(folded_message(&line, width(&stderr)) + "\n"));
+    let line = folded_message(&line, width(&stderr));
+    wipe_line(&stderr);
+    let _nobody_listens = write_briefly(&stderr, &(line + "\n"));
 }
 
 /// Warns that standard output cannot be written. Warns once, even if more lines are lost.

@@ -1,5 +1,6 @@
 //! `--max-huge-pages`: sampling a process first, and then taking its hottest huge pages only.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use tiexec_advise::budget::{Heat, choose};
@@ -32,7 +33,8 @@ pub struct Hot {
 }
 
 impl Hot {
-    /// Samples the processes, for as long as the settings say; with `dry_run`, only to plan.
+    /// Samples the processes, for as long as the settings say; with `dry_run`, only to plan. Calls `progress` meanwhile
+    /// with the whole time and the number of samples so far.
     ///
     /// # Errors
     /// EACCES, EPERM where `kernel.perf_event_paranoid` or a filter forbids it, and for processes of other
@@ -42,6 +44,7 @@ impl Hot {
         budget: Budget,
         settings: &Settings,
         dry_run: bool,
+        mut progress: impl FnMut(Duration, u64),
     ) -> Result<Self, SysError> {
         let mut policy = policy(settings, dry_run)
             .map_err(|_none| SysError { call: "huge pages", errno: tiexec_sys::Errno::NOSYS })?;
@@ -51,7 +54,13 @@ impl Hot {
         let pages = policy.pages;
         let mut sampling = Sampling::of_running(pids, Heirs::Threads, FREQUENCY, pages.base)?;
         let time = if settings.settle().is_zero() { USUAL } else { settings.settle() };
-        sampling.until(Instant::now().checked_add(time), || false, |_| {})?;
+        let samples = Cell::new(0);
+        let over = || {
+            progress(time, samples.get());
+            false
+        };
+        let count = |tally: &Tally| samples.set(tally.by_process().values().sum());
+        sampling.until(Instant::now().checked_add(time), over, count)?;
         // Only `auto` needs to know what a page walk costs on this machine.
         let time = match budget {
             Budget::Auto | Budget::AutoUpTo(_) => miss_time(pages),

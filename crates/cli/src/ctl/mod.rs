@@ -46,7 +46,7 @@ use crate::colour;
 use crate::exit;
 use crate::fold::{folded, width};
 use crate::options::{Ctl, CtlCommand};
-use crate::stdio::{say_unwritten, warn};
+use crate::stdio::{say_unwritten, warn, wipe_line};
 
 /// Runs `tiexecctl`; returns its exit status.
 pub fn run() -> u8 {
@@ -208,8 +208,10 @@ fn print(text: &str) -> u8 {
 
 /// As [`print`]. On a terminal with colours, `style` changes each line.
 fn print_styled(text: &str, style: impl Fn(&str) -> Cow<'_, str>) -> u8 {
-    let text = folded(text, width(std::io::stdout()));
-    let is_styled = std::io::stdout().is_terminal() && colour::is_wanted();
+    let stdout = std::io::stdout();
+    let text = folded(text, width(&stdout));
+    let is_styled = stdout.is_terminal() && colour::is_wanted();
+    wipe_line(&stdout);
     let written =
         write_styled_to_the_end(&text, |line| if is_styled { style(line) } else { line.into() });
     match written {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::process_name::Role;
-use tiexec_sys::{Pid, SysError};
+use tiexec_sys::{Pid, SysError, interrupt};
 use tiexec_tracee::{Failure, clock};
 
 use super::messages::{self, Messages, NoMessage};
@@ -114,6 +114,10 @@ where
             Ok(Said::Answer(answer)) => {
                 answers.push(answer);
                 (waiting, left) = (others, clock::limit(patience));
+                // A signal may have been sent to this process alone. The tracer notes it as this process does.
+                if interrupt::asked() {
+                    let _it_has_ended = rustix::process::kill_process(tracer.pid, Signal::INT);
+                }
                 continue;
             }
             Err(NoMessage::Ended) => break,

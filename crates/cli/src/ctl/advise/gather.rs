@@ -1,5 +1,6 @@
 //! Samples processes, or a command that it starts.
 
+use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Child;
@@ -31,6 +32,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, interrupt, process, processor};
 use tiexec_tracee::threads;
 
+use super::super::progress::{self, Progress};
 use super::super::{failed, failed_status, has_text};
 use crate::exit;
 use crate::options::Advise;
@@ -64,6 +66,7 @@ pub(super) fn gather(
     pids: &[Pid],
     options: &Advise,
     pages: Pages,
+    progress: &mut Progress,
 ) -> Result<Gathered, u8> {
     let (mut refused, mut names) = (Vec::new(), Vec::new());
     for &pid in pids {
@@ -76,7 +79,8 @@ pub(super) fn gather(
     match names.first() {
         Some((first, name)) => {
             let living: Vec<Pid> = names.iter().map(|&(pid, _)| pid).collect();
-            let gathered = running(doing, &living, number(*first), name.clone(), options, pages)?;
+            let first = (number(*first), name.clone());
+            let gathered = running(doing, &living, first, options, pages, progress)?;
             Ok(Gathered { refused, ..gathered })
         }
         None if pids.is_empty() => command(options, pages),
@@ -114,10 +118,10 @@ pub(super) fn command_of(doing: &str) -> &str {
 fn running(
     doing: &str,
     pids: &[Pid],
-    first: u32,
-    comm: String,
+    (first, comm): (u32, String),
     options: &Advise,
     pages: Pages,
+    shown: &mut Progress,
 ) -> Result<Gathered, u8> {
     let refuse = |error| failed(doing, first.cast_signed(), error);
     let (heirs, members) = if options.follow {
@@ -134,11 +138,21 @@ fn running(
     let counters = Counters::open(&tids, heirs, walk_event(&Itlb::of(&processor::read())));
     let mut known = HashMap::new();
     let begun = Instant::now();
-    let end = begun.checked_add(options.duration.unwrap_or(USUAL));
+    let duration = options.duration.unwrap_or(USUAL);
+    let end = begun.checked_add(duration);
     // Ctrl-C ends the sampling early. The report has the samples until then.
     interrupt::catch();
-    let look = |tally: &Tally| look(tally, only.as_ref(), pages, &mut known);
-    sampling.until(end, interrupt::asked, look).map_err(refuse)?;
+    let samples = Cell::new(0);
+    let what = progress::who(&members);
+    let over = || {
+        shown.at(|| progress::sampling(&what, begun, duration, samples.get()));
+        interrupt::asked()
+    };
+    let look = |tally: &Tally| {
+        samples.set(tally.by_process().values().sum());
+        look(tally, only.as_ref(), pages, &mut known);
+    };
+    sampling.until(end, over, look).map_err(refuse)?;
     let lasted = begun.elapsed();
     let counted = counters.read();
     plan(sampling.tally(), &members, &mut known);

@@ -25,6 +25,7 @@ use tiexec_sys::perf_sampler::Clock;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, process, processor, thp};
 
+use super::progress::Progress;
 use super::targets::{looked_at, targets, together};
 use super::{can_write, told, write};
 use crate::exit;
@@ -104,8 +105,10 @@ pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advi
         warn("cannot advise: the kernel has no transparent huge pages");
         exit::FAILED
     })?;
+    let mut progress = Progress::default();
     let Gathered { pid, sampled, refused, comm, tally, known, counted, clock, lasted } =
-        gather::gather(doing, pids, options, pages)?;
+        gather::gather(doing, pids, options, pages, &mut progress)?;
+    progress.at(|| "estimating".to_owned());
     // Messages and the advice propose commands. These name only processes that can be sampled.
     let mut options = options.clone();
     if !options.targets.pids.is_empty() {

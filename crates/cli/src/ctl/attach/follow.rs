@@ -13,7 +13,7 @@ use tiexec_sys::{Pid, process};
 use tiexec_tracee::absence::Absence;
 use tiexec_tracee::threads;
 
-use super::Job;
+use super::{ATTACH, Job, Many};
 use crate::exit;
 use crate::stdio::warn;
 
@@ -42,7 +42,8 @@ pub(super) fn stay(pids: &[Pid], job: &Job<'_>, tell: Tell<'_>) -> u8 {
         all.extend(pids);
     }
     let mut images = Images::default();
-    let status = job.each(&all, false, &mut images);
+    let many = Many { quiet: settings.quiet, ..ATTACH };
+    let status = job.each(&many, &all, &mut images);
     if !failed_for_good(&all, settings, status)
         && let Some(follower) = Follower::new(settings, &all, watch, images, tell)
     {

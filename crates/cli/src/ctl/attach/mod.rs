@@ -5,9 +5,10 @@ mod scheduled_revert;
 mod turns;
 mod wait_exec;
 
-use turns::{Turn, each};
+use turns::{Many, Turn, each};
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -30,7 +31,9 @@ use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
+use super::advise::shell;
 use super::families::{Figures, Printer, STOP, Seen, UNDO, WHO};
+use super::progress::{Progress, sampling, who};
 use super::targets::{failed, failed_of, fix_of, named, select, selected, targets};
 use super::told;
 use crate::exit;
@@ -64,18 +67,29 @@ pub(crate) fn run(options: &Attach) -> u8 {
     let mut images = Images::default();
     if options.wait_exec {
         return wait_exec::run(targets, |pids| {
-            job(pids.len(), None).each(pids, false, &mut images)
+            let many = Many { quiet: true, ..ATTACH };
+            job(pids.len(), None).each(&many, pids, &mut images)
         });
     }
+    let many = Many {
+        named: named(&options.targets),
+        quiet: options.quiet,
+        after_interrupt: Some(format!("undo: {}", revert_command(options.targets.words()))),
+        ..ATTACH
+    };
     if let Some(budget) = settings.max_huge_pages {
-        let hot = match Hot::sample(&pids, budget, &settings, options.dry_run) {
+        let (mut progress, begun) = (Progress::unless(options.quiet), Instant::now());
+        let what = who(&pids);
+        let shows = |time, samples| progress.at(|| sampling(&what, begun, time, samples));
+        let hot = match Hot::sample(&pids, budget, &settings, options.dry_run, shows) {
             Ok(hot) => hot,
             Err(error) => {
                 warn(format_args!("cannot tell what is hottest: {}", refusal(error)));
                 return super::failed_status(error.errno);
             }
         };
-        return job(pids.len(), Some(&hot)).each(&pids, named(targets), &mut images);
+        drop(progress);
+        return job(pids.len(), Some(&hot)).each(&many, &pids, &mut images);
     }
     let job = job(pids.len(), None);
     if !options.dry_run && (settings.follow || !settings.settle().is_zero()) {
@@ -88,7 +102,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
         };
         return told(follow::stay(&pids, &job, &mut tell), printed);
     }
-    job.each(&pids, named(targets), &mut images)
+    job.each(&many, &pids, &mut images)
 }
 
 /// An attach to one or more processes.
@@ -101,10 +115,10 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Attaches to each process, and prints the outcomes. `named` as in [`each`]. Returns the exit status.
-    fn each(&self, pids: &[Pid], named: bool, images: &mut Images) -> u8 {
+    /// Attaches to each process, and prints the outcomes. Returns the exit status.
+    fn each(&self, many: &Many, pids: &[Pid], images: &mut Images) -> u8 {
         let one = |pid, pool: &mut Pool, turn| self.one(pid, images, pool, turn);
-        each("attach to", pids, named, &self.printer, one)
+        each(many, pids, &self.printer, one)
     }
 
     /// Attaches to one process. Returns the outcome; `None` if its turn comes again.
@@ -184,6 +198,17 @@ impl Job<'_> {
     }
 }
 
+/// An attach to many processes.
+const ATTACH: Many = Many { doing: "attach to", named: false, quiet: false, after_interrupt: None };
+/// A revert of many processes.
+const REVERT: Many = Many { doing: "revert", ..ATTACH };
+
+/// Returns the command that reverts the processes that these words select.
+fn revert_command(words: Vec<OsString>) -> String {
+    let command = ["tiexecctl", "revert"].map(OsString::from);
+    shell(&command.into_iter().chain(words).collect::<Vec<_>>())
+}
+
 /// Returns the settings of an attach, from all sources.
 ///
 /// # Errors
@@ -224,7 +249,14 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
     let Revert { each: each_one, json, quiet, .. } = *options;
     let printer = Printer::new(&options.targets, pids.len(), each_one, json, quiet);
     let one = |pid, pool: &mut Pool, turn| revert_one(pid, options, &printer, pool, turn);
-    let status = each("revert", &pids, named(&options.targets), &printer, one);
+    let words = if options.all { vec!["--all".into()] } else { options.targets.words() };
+    let many = Many {
+        named: named(&options.targets) && !options.all,
+        quiet,
+        after_interrupt: Some(format!("the rest: {}", revert_command(words))),
+        ..REVERT
+    };
+    let status = each(&many, &pids, &printer, one);
     match (say_unseen(&unseen), status) {
         (false, _) => status,
         (true, exit::OK) if pids.is_empty() => exit::NOT_PERMITTED,
@@ -259,16 +291,15 @@ pub(crate) fn switch(
     let Some(settings) = settings else {
         let options = Revert { quiet: true, temporary, ..Revert::default() };
         let printer = Printer::silent(&options.targets);
-        return each("revert", pids, false, &printer, |pid, pool, turn| match is_late() {
+        return each(&REVERT, pids, &printer, |pid, pool, turn| match is_late() {
             true => Some(exit::FAILED.into()),
             false => revert_one(pid, &options, &printer, pool, turn),
         });
     };
     let options = &Attach { quiet: true, temporary, ..Attach::default() };
-    let printer = Printer::silent(&options.targets);
-    let job = Job { options, settings, hot: None, printer };
+    let job = Job { options, settings, hot: None, printer: Printer::silent(&options.targets) };
     let mut images = Images::default();
-    each("attach to", pids, false, &printer, |pid, pool, turn| match is_late() {
+    each(&ATTACH, pids, &job.printer, |pid, pool, turn| match is_late() {
         true => Some(exit::FAILED.into()),
         false => job.one(pid, &mut images, pool, turn),
     })

@@ -9,9 +9,11 @@ use tiexec_core::skip::FailureKind;
 use tiexec_engine::locked_target::{LONGEST, Search};
 use tiexec_remap::Failure;
 use tiexec_remap::workers::{self, Pool};
-use tiexec_sys::Pid;
+use tiexec_sys::{Pid, interrupt};
 
+use super::REVERT;
 use crate::ctl::families::{Printer, Seen};
+use crate::ctl::progress::{Progress, counted};
 use crate::ctl::targets::{failed, of_all};
 use crate::ctl::told;
 use crate::exit;
@@ -52,35 +54,77 @@ impl Turn {
     }
 }
 
+/// What is done to many processes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Many {
+    /// The words after `cannot` in a message.
+    pub(super) doing: &'static str,
+    /// True if the user named the processes. A process that has ended meanwhile counts only then.
+    pub(super) named: bool,
+    /// True if a terminal shows no progress.
+    pub(super) quiet: bool,
+    /// The end of the message after Ctrl-C or another such signal: the next command. `None`: the signals act as they do
+    /// without this work.
+    pub(super) after_interrupt: Option<String>,
+}
+
 /// Does `one` to each process, in a child process if it has other credentials. `one` returns the outcome, or `None` if the
 /// process's turn [comes again](Turn::comes_again). Prints what `printer` prints at the end. Returns the combined exit
-/// status. A process that has ended meanwhile counts only if the user `named` it.
+/// status. After Ctrl-C, the work on one process goes on to its end, and no other is begun.
 pub(super) fn each(
-    doing: &str,
+    many: &Many,
     pids: &[Pid],
-    named: bool,
     printer: &Printer<'_>,
     mut one: impl FnMut(Pid, &mut Pool, Turn) -> Option<Seen>,
 ) -> u8 {
+    let Many { doing, named, quiet, ref after_interrupt } = *many;
+    let after_interrupt = after_interrupt.as_ref().filter(|_| pids.len() > 1);
+    if after_interrupt.is_some() {
+        interrupt::catch();
+    }
+    let is_over = || after_interrupt.is_some() && interrupt::asked();
     let mut all: Vec<(Pid, Option<Seen>)> = pids.iter().map(|&pid| (pid, None)).collect();
     let mut turn = Turn::first(pids.len());
     let mut since = None;
+    let label = if doing == REVERT.doing { "reverting" } else { "attaching" };
+    let (mut progress, begun) = (Progress::unless(quiet || pids.len() < 2), Instant::now());
     loop {
         let waiting = all.iter().filter(|(_, done)| done.is_none());
         let waiting: Vec<Pid> = waiting.map(|(pid, _)| *pid).collect();
-        if waiting.is_empty() {
+        if waiting.is_empty() || is_over() {
             break;
         }
-        let done = one_turn_each(doing, &waiting, |pid, pool| one(pid, pool, turn));
+        let mut done = pids.len() - waiting.len();
+        let line = |done| counted(label, done, pids.len(), "processes done", begun);
+        match since {
+            None => progress.now(|| line(done)),
+            Some(_) => progress.at(|| line(done)),
+        }
+        let answered = |is_done: bool| {
+            done += usize::from(is_done);
+            progress.at(|| line(done));
+        };
+        let one = |pid, pool: &mut Pool| if is_over() { None } else { one(pid, pool, turn) };
+        let outcomes = one_turn_each(doing, &waiting, one, answered);
         let waited = all.iter_mut().filter(|(_, done)| done.is_none());
-        for ((_, outcome), done) in waited.zip(done) {
+        for ((_, outcome), done) in waited.zip(outcomes) {
             *outcome = done;
         }
         turn = turn.next(since.get_or_insert_with(Instant::now).elapsed());
     }
+    drop(progress);
     let all: Vec<(Pid, Seen)> =
         all.into_iter().filter_map(|(pid, done)| Some((pid, done?))).collect();
     let printed = printer.all(doing, &all);
+    if let Some(command) = after_interrupt
+        && let Some(signal) = interrupt::signal()
+        && all.len() < pids.len()
+    {
+        let is_done = |seen: &Seen| matches!(seen.status, exit::OK | exit::PARTIAL);
+        let done = all.iter().filter(|(_, seen)| is_done(seen)).count();
+        warn(format_args!("interrupted: {done} of {} processes done; {command}", pids.len()));
+        return exit::of_signal(signal);
+    }
     let status = of_all(all.iter().map(|(_, seen)| seen.status).collect(), named);
     if status == exit::GONE && !named {
         warn(format_args!("cannot {doing} the selected processes: all have ended"));
@@ -88,21 +132,32 @@ pub(super) fn each(
     told(status, printed)
 }
 
-/// Does `one` to each process once. Returns the outcomes.
+/// Does `one` to each process once. Returns the outcomes. Tells `answered` after each process whether it has one.
 fn one_turn_each(
     doing: &str,
     pids: &[Pid],
     mut one: impl FnMut(Pid, &mut Pool) -> Option<Seen>,
+    mut answered: impl FnMut(bool),
 ) -> Vec<Option<Seen>> {
     let mut all = Vec::new();
     for some in workers::are_of_others(pids).chunk_by(|one, other| one.1 == other.1) {
         let pids: Vec<Pid> = some.iter().map(|&(pid, _)| pid).collect();
         if some.first().is_some_and(|&(_, foreign)| foreign) {
             let gave_up = |pid, failure: &Failure| Some(Seen::from(failed(doing, pid, failure)));
-            all.extend(workers::each_apart(&pids, LONGEST, &mut one, gave_up));
+            let one = |pid, pool: &mut Pool, note: &mut dyn FnMut(bool)| {
+                let outcome = one(pid, pool);
+                note(outcome.is_some());
+                outcome
+            };
+            let heard = |_, is_done| answered(is_done);
+            all.extend(workers::each_apart_noting(&pids, LONGEST, one, heard, gave_up));
         } else {
             let mut pool = Pool::default();
-            all.extend(pids.iter().map(|&pid| one(pid, &mut pool)));
+            all.extend(pids.iter().map(|&pid| {
+                let outcome = one(pid, &mut pool);
+                answered(outcome.is_some());
+                outcome
+            }));
         }
     }
     all

@@ -15,7 +15,7 @@ use tiexec_engine::output::Output;
 use tiexec_sys::interrupt;
 
 use super::date;
-use super::progress::Progress;
+use super::progress::{self, Progress};
 use super::{machine, not_written, print, write};
 use crate::exit;
 use crate::options;
@@ -114,6 +114,7 @@ impl Rounds {
         let mut export = Export::new(options);
         let mut progress = Progress::default();
         let (all, begun) = (options.warmup + options.runs, Instant::now());
+        progress.now(|| line(0, 2 * all as usize, begun));
         for round in 0..all {
             let warmup = round < options.warmup;
             let mut both = [Measured::default(), Measured::default()];
@@ -197,15 +198,7 @@ fn line(done: usize, all: usize, begun: Instant) -> String {
     const WIDTH: usize = 30;
     let filled = WIDTH * done / all.max(1);
     let bar = "#".repeat(filled) + &"-".repeat(WIDTH - filled);
-    let spent = begun.elapsed();
-    let left = match u32::try_from(done) {
-        Ok(done @ 1..) => {
-            let left = spent / done * u32::try_from(all).unwrap_or(u32::MAX).saturating_sub(done);
-            format!("  {} s left", left.as_secs())
-        }
-        _ => String::new(),
-    };
-    format!("[{bar}] {done} of {all} runs{left}")
+    format!("[{bar}] {done} of {all} runs{}", progress::left(done, all, begun))
 }
 
 /// The file of `--export-json` while the rounds go on. If the benchmark is killed, the file has the rounds so far.

@@ -401,6 +401,8 @@ struct Run<'a> {
     longest_look: Duration,
     /// The longest time that a pair has taken, with its switches and waits.
     longest_pair: Duration,
+    /// When the first pair should be measured.
+    first_pair: Option<Instant>,
     pairs: Pairs,
     progress: Progress,
 }
@@ -436,6 +438,7 @@ impl<'a> Run<'a> {
             begun: Instant::now(),
             longest_look: Duration::ZERO,
             longest_pair: Duration::ZERO,
+            first_pair: None,
             pairs: Pairs { per_cpu, per_second, left_out: 0, why: None },
             progress: Progress::default(),
         }
@@ -533,7 +536,7 @@ impl<'a> Run<'a> {
     /// Switches all processes, within a limit.
     fn switch(&mut self, arm: Arm) -> Result<(), End> {
         let (left, longest) = (self.left(), clock::limit(LONGEST_SWITCH));
-        self.progress.at(|| format!("switches all processes to {}", arm.as_str()));
+        self.progress.now(|| format!("switches all processes to {}", arm.as_str()));
         if self.live.switch(arm, Some(Instant::now() + left.min(longest)))? {
             return Ok(());
         }
@@ -554,7 +557,9 @@ impl<'a> Run<'a> {
         // program has text to copy.
         self.switch(Arm::Copies)?;
         self.live.must_be_on_copies()?;
-        self.sleep(self.washout + self.slice)?;
+        let wait = self.washout + self.slice;
+        self.first_pair = Instant::now().checked_add(wait + self.pair_takes());
+        self.sleep(wait)?;
         let mut unmeasured = 0;
         let mut next_line = 6;
         loop {
@@ -675,8 +680,9 @@ impl<'a> Run<'a> {
     fn line(&self) -> String {
         let pairs = self.pairs.per_cpu.pairs();
         if pairs == 0 {
-            let takes = duration(self.pair_takes().as_secs_f64());
-            return format!("measures the first pair, which takes {takes}");
+            let left = self.first_pair.map_or(Duration::ZERO, |end| end - Instant::now());
+            let (arm, left) = (self.live.arm().as_str(), duration(left.as_secs_f64()));
+            return format!("measures the first pair: on {arm} now, {left} left");
         }
         let per_pair = self.begun.elapsed().as_secs_f64() / pairs.max(1) as f64;
         let time = |more: usize| duration(more as f64 * per_pair);

@@ -26,7 +26,7 @@ use tiexec_tracee::clock;
 
 use super::advise::{self, Machine, clock_in_words};
 use super::print;
-use super::progress::Progress;
+use super::progress::{self, Progress};
 use super::status::processes::All;
 use crate::exit;
 use crate::options;
@@ -171,14 +171,8 @@ impl Found {
         interrupt::catch();
         let (begun, samples) = (Instant::now(), Cell::new(0));
         let over = || {
-            progress.at(|| {
-                let (passed, all) = (begun.elapsed().as_secs(), duration.as_secs_f64().ceil());
-                format!(
-                    "sampling {} processes: {passed} of {all} s, {} samples",
-                    sampled.len(),
-                    samples.get()
-                )
-            });
+            let what = format!("{} processes", sampled.len());
+            progress.at(|| progress::sampling(&what, begun, duration, samples.get()));
             interrupt::asked()
         };
         let count = |tally: &Tally| samples.set(tally.by_process().values().sum::<u64>());
@@ -213,7 +207,7 @@ impl Found {
         let mut silent: HashSet<Vec<u32>> = HashSet::new();
         let (all, begun) = (groups.len(), Instant::now());
         for (done, ((samples, group), targets)) in groups.into_iter().zip(targets).enumerate() {
-            progress.at(|| format!("estimating: {done} of {all} programs"));
+            progress.at(|| progress::counted("estimating", done, all, "programs", begun));
             let cpu = samples as f64 / f64::from(frequency) / lasted.as_secs_f64();
             let mut estimate = None;
             if cpu >= IDLE

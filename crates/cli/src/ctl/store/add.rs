@@ -12,6 +12,7 @@ use tiexec_remap::Failure;
 use tiexec_remap::store::{BuildOrder, Store};
 use tiexec_sys::procfs::ProcDir;
 
+use super::super::progress::{Progress, counted};
 use super::super::told;
 use super::{failed, own, print};
 use crate::exit;
@@ -44,7 +45,12 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
     };
     let mut all = Vec::new();
     let mut printed = exit::OK;
-    for path in files {
+    let (mut progress, begun) = (Progress::default(), Instant::now());
+    for (done, path) in files.iter().enumerate() {
+        progress.now(|| {
+            let line = counted("building images", done, files.len(), "files", begun);
+            format!("{line}, {}", path.shown())
+        });
         let result = add(&store, &process, path);
         if let Err(failure) = &result {
             failed(&format!("build an image of {}", path.shown()), failure);
@@ -60,6 +66,7 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
         let detail = failure.map(|failure| failure.detail);
         all.push(Added { original: path, image, reason, detail });
     }
+    drop(progress);
     let built = all.iter().filter(|added| added.image.is_some()).count();
     if json {
         printed = print(&super::list::as_json("store_add", &[("images", &all)]));

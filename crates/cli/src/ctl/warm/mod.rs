@@ -26,10 +26,11 @@ pub(super) fn run(options: &Warm) -> u8 {
         warn("cannot warm anything: the kernel has no transparent huge pages");
         return exit::FAILED;
     };
-    let mut run = Run { options, pages, seen: HashSet::new(), rows: Rows::new(options.check) };
+    let mut run = Run::new(options, pages);
     for path in &options.files {
         run.named(path);
     }
+    drop(run.progress);
     let rows = run.rows;
     let printed = match (options.json, options.quiet) {
         (true, _) => print(&rows.to_json()),
@@ -49,7 +50,7 @@ pub(super) fn programs<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> u8 {
         return exit::FAILED;
     };
     let options = Warm { files: Vec::new(), check: false, deps: false, json: false, quiet: true };
-    let mut run = Run { options: &options, pages, seen: HashSet::new(), rows: Rows::new(false) };
+    let mut run = Run::new(&options, pages);
     let own = rustix::process::geteuid().as_raw();
     let mut printed = exit::OK;
     for path in paths {
@@ -80,9 +81,25 @@ struct Run<'a> {
     /// Device and inode of each finished file, because a file may be named twice, or needed twice.
     seen: HashSet<(u64, u64)>,
     rows: Rows,
+    progress: Progress,
+    /// The number of files that were begun, and of those that are known.
+    begun: usize,
+    known: usize,
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(options: &'a Warm, pages: Pages) -> Self {
+        Self {
+            options,
+            pages,
+            seen: HashSet::new(),
+            rows: Rows::new(options.check),
+            progress: Progress::unless(options.quiet),
+            begun: 0,
+            known: options.files.len(),
+        }
+    }
+
     fn doing(&self) -> &'static str {
         if self.options.check { "check" } else { "warm" }
     }
@@ -90,8 +107,12 @@ impl Run<'_> {
     /// Does one file of the command line and, with `--deps`, the libraries that it needs.
     fn named(&mut self, path: &Path) {
         let Some(file) = self.opened(path, ElfFile::open(path)) else { return };
+        if self.options.deps {
+            self.progress.now(|| format!("listing the libraries of {}", path.shown()));
+        }
         // The libraries are listed before the file is warmed, because ld.so maps the file while it lists them.
         let needed = if self.options.deps { closure::of(path, &file) } else { Ok(Vec::new()) };
+        self.known += needed.as_ref().map_or(0, Vec::len);
         self.file(path, &file);
         match needed {
             Ok(needed) => needed.iter().for_each(|path| self.dependency(path)),
@@ -123,17 +144,26 @@ impl Run<'_> {
     }
 
     fn file(&mut self, path: &Path, file: &ElfFile) {
+        self.begun += 1;
         if !self.seen.insert(file.identity) {
             return;
         }
+        let files = match self.known {
+            0 | 1 => String::new(),
+            known => format!("file {} of {known}, ", self.begun),
+        };
         let text = file.facts.text_parts(self.pages.base);
+        let progress = &mut self.progress;
         let done = if self.options.check {
+            progress.at(|| format!("checking {files}{}", path.shown()));
             remap::look(&file.file, &text, self.pages)
         } else {
             let total = text.iter().map(|part| part.end - part.start).sum();
-            let mut progress = Progress::default();
             remap::warm(&file.file, &text, self.pages, |bytes| {
-                progress.at(|| format!("{}: {} of {} MiB", path.shown(), mib(bytes), mib(total)));
+                progress.at(|| {
+                    let (bytes, total) = (mib(bytes), mib(total));
+                    format!("warming {files}{bytes} of {total} MiB, {}", path.shown())
+                });
             })
         };
         match done {
