@@ -198,10 +198,6 @@ fn sorts_filters_and_takes_any_size() {
         at(one.pid()).zip(at(other.pid())).map(|(one, other)| one < other)
     };
     screen.keys(&["p"]).wait_for("by PID");
-    // A narrow column would show only the end of a path.
-    screen.resize(112, 24);
-    screen.wait_until("no path", |text| text.contains("UNIT") && !text.contains("PROGRAM"));
-    screen.resize(80, 24);
     eventually("sorted", || order(&screen) == Some(one.pid() < other.pid()));
     screen.keys(&["p"]).wait_for("reversed");
     eventually("sorted", || order(&screen) == Some(one.pid() > other.pid()));
@@ -212,7 +208,7 @@ fn sorts_filters_and_takes_any_size() {
     let text = screen.wait_for("PROGRAM");
     assert!(text.contains("UNIT"), "{text}");
     screen.keys(&["Escape"]);
-    screen.wait_until("all rows", |text| text.contains("tmux") && !text.contains("match"));
+    screen.wait_until("all rows", |text| !text.contains("match"));
     screen.keys(&["?"]).wait_for("put its text onto huge pages");
     screen.keys(&["x", "q"]).wait_for("ended 0");
     end(one);

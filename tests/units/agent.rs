@@ -106,7 +106,7 @@ fn drain_gives_all_back_until_resume() {
         assert_eq!(systemd.huge(REDIS), 0);
     }
     let status = systemd.ctl(["status"]).out();
-    assert!(status.contains("; drained; fix: tiexecctl agent resume"), "{status}");
+    assert!(status.contains("\nagent    drained; fix: tiexecctl agent resume\n"), "{status}");
     systemd.ctl(["agent", "resume"]).assert_code(0);
     let again = systemd.ctl(["agent", "resume"]);
     again.assert_code(0);

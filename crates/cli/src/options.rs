@@ -558,10 +558,15 @@ pub struct ReportPage {
     pub duration: Option<Duration>,
 }
 
+/// Returns whether this is the path of a file, or of a pipe.
+fn is_readable(path: &str) -> bool {
+    Path::new(path).metadata().is_ok_and(|file| !file.is_dir())
+}
+
 impl ReportPage {
     /// Returns whether the only word names a file.
     fn is_of_file(&self) -> bool {
-        matches!(&self.targets.pids[..], [word] if word.ends_with(".json") || Path::new(word).exists())
+        matches!(&self.targets.pids[..], [word] if word.ends_with(".json") || is_readable(word))
     }
 }
 

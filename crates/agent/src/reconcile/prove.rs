@@ -158,6 +158,10 @@ impl Agent<'_> {
         if self.off.is_some() || !self.machine.has_guard || self.state.only_observes() {
             return;
         }
+        // The scan would disturb its measurement.
+        if self.is_scanning() {
+            return;
+        }
         if self.to_prove.is_empty() || self.pressure().is_some() || self.copies_left(None) == 0 {
             return;
         }

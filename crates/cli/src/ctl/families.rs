@@ -106,8 +106,8 @@ impl<'a> Printer<'a> {
     ) -> Self {
         let several = count > 1;
         let style = match (quiet, json) {
-            (true, _) => Style::Quiet,
             (_, true) => Style::Json,
+            (true, _) => Style::Quiet,
             _ if several && !each => Style::Families,
             _ => Style::Each,
         };

@@ -50,15 +50,20 @@ pub(super) fn properties(
     Ok(pairs.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
 }
 
-/// Lists the services with similar names.
+/// Lists the services with similar names: those that are loaded, such as instances of templates, and those with a file.
 ///
 /// # Errors
 /// As [`run`].
 pub(super) fn near(user: bool, unit: &str) -> Result<Vec<String>, String> {
-    let args = ["list-unit-files", "--type=service", "--full", "--plain", "--no-legend"];
-    let list = run(user, &args)?;
-    let names = list.lines().filter_map(|line| line.split_whitespace().next());
-    Ok(names.filter(|name| *name != unit && is_near(name, unit)).map(str::to_owned).collect())
+    let mut near = Vec::new();
+    for list in ["list-units", "list-unit-files"] {
+        let list = run(user, &[list, "--type=service", "--full", "--plain", "--no-legend"])?;
+        let names = list.lines().filter_map(|line| line.split_whitespace().next());
+        near.extend(names.filter(|name| *name != unit && is_near(name, unit)).map(str::to_owned));
+    }
+    near.sort_unstable();
+    near.dedup();
+    Ok(near)
 }
 
 /// Returns the fix: to use a near name or, if there is none, `otherwise`.

@@ -60,7 +60,9 @@ pub(crate) fn run(options: &Attach) -> u8 {
     };
     let Attach { targets, each: each_one, json, quiet, .. } = options;
     let job = |count: usize, hot| {
-        let printer = Printer::new(targets, count, *each_one, *json, *quiet);
+        // A unit may end the attach at any time: what is done by then has been said.
+        let each_one = *each_one || options.wait_exec;
+        let printer = Printer::new(targets, count, each_one, *json, *quiet && !options.dry_run);
         Job { options, settings: &settings, hot, printer }
     };
     // All processes share these images, so that processes of one program get the same image.

@@ -69,8 +69,9 @@ impl Scanned {
             return format!("{when}: no program would gain");
         }
         let one = |row: &&Value| {
-            let name = row["unit"].as_str().or(row["exe"].as_str()).unwrap_or_default();
-            let name = name.rsplit('/').next().unwrap_or_default();
+            // The name of a user's unit begins with the user's manager.
+            let of_path = || row["exe"].as_str()?.rsplit('/').next();
+            let name = row["unit"].as_str().or_else(of_path).unwrap_or_default();
             format!("{name} {:.1} %", row["saves"].as_f64().unwrap_or(0.0) * 100.0)
         };
         let first: Vec<String> = gains.iter().take(SHOWN).map(one).collect();
@@ -179,5 +180,44 @@ impl Process {
         let process = Pid::from_raw(self.pid).and_then(|pid| ProcDir::of(pid).ok());
         let begun = process.and_then(|process| start_time(&process));
         begun.is_some() && self.began.is_none_or(|began| begun == Some(began))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scan_in_words() {
+        let row = |unit: Option<&str>, saves: f64, next: Option<&str>| {
+            serde_json::json!({
+                "unit": unit, "exe": "/usr/bin/node", "saves": saves, "estimate": { "next": next },
+            })
+        };
+        let said = |programs: Vec<Value>| {
+            let table = serde_json::json!({ "programs": programs });
+            Scanned { when: crate::ctl::date::seconds(), table }.in_words()
+        };
+        let idle =
+            serde_json::json!({ "unit": null, "exe": "/bin/x", "saves": null, "estimate": null });
+        assert!(said(vec![row(None, 0.5, None), idle]).ends_with(" ago: no program would gain"));
+        let gains = |count: usize| vec![row(None, 0.018, Some("tiexecctl attach 7")); count];
+        let text = said(gains(1));
+        assert!(
+            text.ends_with(
+                " ago: 1 program would save processor time: node 1.8 %; next: tiexecctl scan"
+            ),
+            "{text}"
+        );
+        let of_a_user = row(Some("user@7.service/mariadb.service"), 0.1, Some("x"));
+        let text = said([gains(3), vec![of_a_user.clone()]].concat());
+        assert!(
+            text.contains(
+                "4 programs would save processor time: node 1.8 %, node 1.8 %, node 1.8 %, ...;"
+            ),
+            "{text}"
+        );
+        let text = said(vec![of_a_user]);
+        assert!(text.contains(": user@7.service/mariadb.service 10.0 %;"), "{text}");
     }
 }

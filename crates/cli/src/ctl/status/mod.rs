@@ -146,7 +146,7 @@ fn table(rows: &[Row], least: u64) -> String {
     let units = width(&|row| unit(row).chars().count(), "UNIT");
     let programs = width(&|row| row.exe.chars().count(), "PROGRAM");
     let mut text = format!(
-        "by text on base pages, the most first\n{:<units$}  {:<programs$}  {:>5}  {:>8}  {:>8}  {:>3}  {:>8}  {:<9}  AGENT\n",
+        "{:<units$}  {:<programs$}  {:>5}  {:>8}  {:>8}  {:>3}  {:>8}  {:<9}  AGENT\n",
         "UNIT", "PROGRAM", "PROCS", "TEXT MiB", "HUGE MiB", "%", "COPY MiB", "BACKING"
     );
     for row in shown {
@@ -170,6 +170,7 @@ fn table(rows: &[Row], least: u64) -> String {
             mib(row.copies_bytes)
         );
     }
+    text += "by text on base pages, the most first\n";
     if !small.is_empty() {
         let processes: usize = small.iter().map(|row| row.processes).sum();
         let _infallible = writeln!(
@@ -218,11 +219,11 @@ fn in_words(machine: &Machine, agent: &Result<Agent, String>) -> String {
         // Whoever starts the agent again must know that it would begin nothing.
         Err(why) => {
             let off = match off::now() {
-                Some(Off::Drained) => "; drained; fix: tiexecctl agent resume",
-                Some(Off::Disabled) => "; switched off; fix: rm /etc/tiexec/disabled",
-                None => "",
+                Some(Off::Drained) => "drained; fix: tiexecctl agent resume",
+                Some(Off::Disabled) => "switched off; fix: rm /etc/tiexec/disabled",
+                None => return text + &format!("agent    {why}\n"),
             };
-            return text + &format!("agent    {why}{off}\n");
+            return text + &format!("agent    {why}\nagent    {off}\n");
         }
     };
     let _infallible = writeln!(text, "agent    {}", agent.in_words());
@@ -278,10 +279,10 @@ mod tests {
         assert_eq!((rows[0].copies, rows[0].copies_bytes), (1, 4 << 20));
         assert_eq!(
             table(&rows, 2 << 20),
-            "by text on base pages, the most first\n\
-             UNIT                        PROGRAM             PROCS  TEXT MiB  HUGE MiB    %  COPY MiB  BACKING    AGENT\n\
+            "UNIT                        PROGRAM             PROCS  TEXT MiB  HUGE MiB    %  COPY MiB  BACKING    AGENT\n\
              postgresql@15-main.service  /usr/lib/postgres       2      24.0       6.0   25       4.0  image      -\n\
              mariadb.service             /usr/sbin/mariadbd      1      18.0      12.0   66      12.0  image      -\n\
+             by text on base pages, the most first\n\
              and 1 program (1 process) with text below a huge page\n"
         );
     }

@@ -6,7 +6,7 @@ use super::select;
 use crate::ctl::systemctl;
 use crate::exit;
 use crate::options::Targets;
-use crate::stdio::{and_fix, warn};
+use crate::stdio::warn;
 
 /// The longest name of a unit (systemd: `UNIT_NAME_MAX`), with its end.
 const LONGEST: usize = 255;
@@ -57,21 +57,29 @@ fn find(word: &str) -> Result<String, String> {
         pair.map(|(_, value)| value.clone())
     };
     match (&found, value("LoadState").as_deref()) {
+        // The processes of a unit whose file is gone may live.
+        (Ok(_), Some("not-found") | None) if has_processes(&unit) => Ok(unit),
         (Ok(_), Some("not-found") | None) => {
-            let near = systemctl::near(false, &unit).unwrap_or_default();
+            let mut near = systemctl::near(false, &unit).unwrap_or_default();
+            // A template has no processes.
+            near.retain(|name| !name.contains("@."));
             let otherwise = "name a PID, or a service that `systemctl list-unit-files` shows";
             let fix = systemctl::fix(near, otherwise);
             Err(format!("systemd has no unit {unit}; {fix}"))
         }
         (Ok(_), Some(_)) => Ok(value("Id").filter(|id| is_name(id)).unwrap_or(unit)),
         // systemd does not answer, but its cgroups may be there.
+        (Err(_), _) if has_processes(&unit) => Ok(unit),
         (Err(why), _) => {
-            match select::every(|_, process| select::is_of_unit(process, &unit)).is_empty() {
-                true => Err(format!("{}{}", why.shown(), and_fix(why, Some("name a PID")))),
-                false => Ok(unit),
-            }
+            let why = why.split("; fix: ").next().unwrap_or_default();
+            Err(format!("{}; fix: name a PID, or select processes by --exe", why.shown()))
         }
     }
+}
+
+/// Returns whether a process is in the cgroup of the unit.
+fn has_processes(unit: &str) -> bool {
+    !select::every(|_, process| select::is_of_unit(process, unit)).is_empty()
 }
 
 #[cfg(test)]

@@ -181,6 +181,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_path_has_a_column_only_if_its_name_fits() {
+        let has_path = |width, units| {
+            columns(width, false, units).iter().any(|column| column.title == PROGRAM)
+        };
+        assert!(!has_path(109, 4) && has_path(110, 4));
+        assert!(!has_path(128, 36) && has_path(129, 36));
+    }
+
+    #[test]
     fn a_long_path_shows_its_end() {
         let shown = |room| end_of("/usr/bin/größe".to_owned(), room);
         assert_eq!(shown(14), "/usr/bin/größe");
