@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tiexec_engine::programs::{self, Environment};
 use tiexec_remap::workers::time_out_of;
-use tiexec_sys::process;
+use tiexec_sys::{kernel_file, process};
 
 use super::{Agent, Level};
 use crate::kept::Directory;
@@ -95,7 +95,7 @@ impl Running {
         command.stdin(Stdio::null()).stdout(answer.try_clone()?);
         let child = command.spawn()?;
         // The scan has a part in the memory limit of the agent's unit. Its death harms nobody.
-        let _no_proc = std::fs::write(format!("/proc/{}/oom_score_adj", child.id()), "1000");
+        let _no_proc = kernel_file::write(format!("/proc/{}/oom_score_adj", child.id()), "1000");
         Ok(Self { child, answer, begun: Instant::now() })
     }
 

@@ -206,7 +206,7 @@ fn print(text: &str) -> u8 {
     print_styled(text, |line| line.into())
 }
 
-/// As [`print`]. On a terminal with colours, `style` changes each line.
+/// As [`print()`]. On a terminal with colours, `style` changes each line.
 fn print_styled(text: &str, style: impl Fn(&str) -> Cow<'_, str>) -> u8 {
     let stdout = std::io::stdout();
     let text = folded(text, width(&stdout));
