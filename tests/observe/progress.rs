@@ -59,7 +59,7 @@ fn an_attach_and_a_revert_of_many() {
         if command == "revert" {
             ctl(["attach", "-q", "--backing=image", "--exe", &exe]).assert_code(0);
         }
-        let screen = screen(&format!("{command} --exe '{exe}'"));
+        let screen = screen(&format!("{command} --each --exe '{exe}'"));
         let text = screen.wait_for("ended 0");
         assert_shown(&screen, line);
         // Each process has its own line, and nothing stays of the progress.
@@ -89,7 +89,7 @@ fn interrupted_at_the_first(command: &str, next: &str, front: &[&str]) {
     let before = on_copies();
     let err = public.path().join("err");
     let options = if command == "attach" { "--backing=image" } else { "" };
-    let args = format!("{command} {options} {pids} 2>'{}'", err.display());
+    let args = format!("{command} --each {options} {pids} 2>'{}'", err.display());
     let line = format!("trap : INT; '{}' {args}", tiexecctl().display());
     let screen = Screen::new(80, 50, &line, &[]);
     screen.keys(&["C-s"]).go();
@@ -150,10 +150,13 @@ fn sampling_shows_its_time_and_its_samples() {
         ),
     ] {
         let screen = screen(&command);
-        screen.wait_until("progress with samples", |text| {
-            let count = text.split(" s, ").nth(1).and_then(|rest| rest.split(' ').next());
-            text.contains(&line)
-                && count.is_some_and(|count| count.parse::<u64>().is_ok_and(|it| it > 0))
+        let has_samples = |line: &str| {
+            let count = line.split(" s, ").nth(1).and_then(|rest| rest.split(' ').next());
+            count.is_some_and(|count| count.parse::<u64>().is_ok_and(|it| it > 0))
+        };
+        eventually("progress with samples", || {
+            let sent = String::from_utf8_lossy(&screen.sent()).into_owned();
+            sent.split(WIPE).any(|one| one.starts_with(&line) && has_samples(one))
         });
         works();
         if !command.starts_with("attach") {

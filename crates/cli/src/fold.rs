@@ -10,8 +10,13 @@ const NARROWEST: usize = 40;
 
 /// Returns how many columns the terminal has; `None` if the stream is not a terminal, or if the terminal is too narrow.
 pub(crate) fn width(stream: impl AsFd) -> Option<usize> {
+    columns(stream).filter(|&width| width >= NARROWEST)
+}
+
+/// Returns how many columns the terminal has; `None` if it does not tell, or is none.
+pub(crate) fn columns(stream: impl AsFd) -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(stream).ok()?;
-    Some(usize::from(size.ws_col)).filter(|&width| width >= NARROWEST)
+    Some(usize::from(size.ws_col)).filter(|&columns| columns > 0)
 }
 
 /// Folds the lines of a text that are wider than the terminal.

@@ -355,6 +355,10 @@ pub struct Scan {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+
+    /// Print only this many programs, and none without an estimate
+    #[arg(long, value_name = "NUM", hide = true)]
+    pub most: Option<usize>,
 }
 
 /// The options of `tiexecctl bench`.

@@ -7,9 +7,11 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 use clap::error::ContextValue;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno as RawErrno;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::output::{write_briefly, write_to_the_end};
+use tiexec_sys::process::without_write_signals;
 use tiexec_sys::{Errno, with_symbols};
 
 use crate::exit;
@@ -49,7 +51,18 @@ pub(crate) const WIPE: &str = "\r\x1b[K";
 /// Wipes the line of the terminal before an output to `stream`, if progress may be on it.
 pub(crate) fn wipe_line(stream: impl AsFd) {
     if LINES.load(Relaxed) > 0 && rustix::termios::isatty(&stream) {
-        let _nobody_looks = rustix::io::write(&stream, WIPE.as_bytes());
+        write_over(stream, WIPE);
+    }
+}
+
+/// Writes to a terminal that takes the text at once. The user may have stopped it (Ctrl-S); then nothing is written.
+pub(crate) fn write_over(stream: impl AsFd, text: &str) {
+    let mut ready = [PollFd::new(&stream, PollFlags::OUT)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    if poll(&mut ready, Some(&now)) == Ok(1) {
+        without_write_signals(|| {
+            let _nobody_looks = rustix::io::write(&stream, text.as_bytes());
+        });
     }
 }
 

@@ -11,6 +11,7 @@ use tiexec_sys::pagecache::FileMapping;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{self, PathFile};
 use tiexec_sys::{Pid, areas, process};
+use tiexec_tracee::clock;
 
 use crate::workers;
 
@@ -75,5 +76,5 @@ fn find(uses_it: impl Fn(&ProcDir) -> bool) -> Vec<i32> {
         let users = others.filter(|(_, process)| uses_it(process));
         users.map(|(pid, _): (Pid, _)| pid.as_raw_nonzero().get()).collect()
     };
-    workers::apart(PATIENCE, search).unwrap_or_default()
+    workers::apart(clock::answer(PATIENCE), search).unwrap_or_default()
 }

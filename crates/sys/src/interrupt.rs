@@ -48,6 +48,18 @@ pub fn catch() {
     }
 }
 
+/// From now on these signals end this process again, except one that has come already, and SIGHUP under nohup(1).
+pub fn release() {
+    for signal in SIGNALS {
+        // SAFETY: no handler runs.
+        let before = unsafe { libc::signal(signal, libc::SIG_DFL) };
+        if before == libc::SIG_IGN {
+            // SAFETY: no handler runs.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        }
+    }
+}
+
 /// Returns whether one of these signals has come.
 pub fn asked() -> bool {
     signal().is_some()

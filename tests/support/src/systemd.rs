@@ -62,7 +62,9 @@ impl Systemd {
     fn boot_with(programs: &Path) -> Systemd {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let group = format!("tiexec-units-{}-{count}", std::process::id());
+        // A killed test leaves its cgroup, and another process gets its number later.
+        let since = std::time::SystemTime::UNIX_EPOCH.elapsed().expect("a time after 1970");
+        let group = format!("tiexec-units-{}-{count}-{}", std::process::id(), since.as_nanos());
         let words = ["--mount", "sh", SCRIPT, &group].map(OsStr::new);
         let words = words.into_iter().chain([programs.as_os_str(), OsStr::new("enter")]);
         let mut boot = Run::new("unshare", words).plain().limit(600).start();

@@ -17,7 +17,7 @@ use tiexec_remap::workers::time_out_of;
 use tiexec_sys::{kernel_file, process};
 
 use super::{Agent, Level};
-use crate::kept::Directory;
+use crate::kept::{self, Directory};
 use crate::state::now;
 
 const NAME: &str = "scan.json";
@@ -32,10 +32,8 @@ const SAMPLING: Duration = Duration::from_secs(30);
 const LEAST_SAMPLING: Duration = Duration::from_secs(2);
 /// The samples per second of each processor. In a virtual machine, where a sample costs 25 µs, this is 0.25 % of the time.
 const FREQUENCY: &str = "99";
-/// Most programs that are kept.
-const MOST: usize = 100;
-/// Most bytes of a scan's answer.
-const LONGEST: u64 = 64 << 20;
+/// Most programs that are kept. Users decide how many programs there are, and how long their paths.
+const MOST: &str = "100";
 /// A scan that takes longer is killed.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -91,7 +89,16 @@ impl Running {
         process::end_command_with_parent(&mut command, Signal::KILL);
         let sampling = time_out_of(SAMPLING).saturating_duration_since(Instant::now());
         let sampling = sampling.max(LEAST_SAMPLING).as_secs_f64().ceil();
-        command.args(["scan", "--json", "-F", FREQUENCY, "--duration", &format!("{sampling}s")]);
+        command.args([
+            "scan",
+            "--json",
+            "--most",
+            MOST,
+            "-F",
+            FREQUENCY,
+            "--duration",
+            &format!("{sampling}s"),
+        ]);
         command.stdin(Stdio::null()).stdout(answer.try_clone()?);
         let child = command.spawn()?;
         // The scan has a part in the memory limit of the agent's unit. Its death harms nobody.
@@ -110,21 +117,10 @@ impl Running {
         }
         let mut text = Vec::new();
         let read = self.answer.rewind();
-        let read = read.and_then(|()| self.answer.take(LONGEST).read_to_end(&mut text));
+        let read = read.and_then(|()| self.answer.take(kept::LONGEST).read_to_end(&mut text));
         read.map_err(|error| error.to_string())?;
-        let table =
-            serde_json::from_slice(&text).map_err(|error| format!("its answer: {error}"))?;
-        Ok(shortened(table))
+        serde_json::from_slice(&text).map_err(|error| format!("its answer: {error}"))
     }
-}
-
-/// Keeps the programs with an estimate, and not too many: users decide how many programs there are, and how long their paths.
-fn shortened(mut table: serde_json::Value) -> serde_json::Value {
-    if let Some(programs) = table.get_mut("programs").and_then(|programs| programs.as_array_mut()) {
-        programs.retain(|program| program["estimate"].is_object());
-        programs.truncate(MOST);
-    }
-    table
 }
 
 impl Agent<'_> {
@@ -176,24 +172,5 @@ impl Agent<'_> {
     fn has_no_scan(&mut self, why: &str) {
         let text = format!("cannot scan the machine: {why}; fix: tiexecctl scan");
         self.say_once("scan", Level::Warning, text);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn programs_without_an_estimate_are_not_kept() {
-        let with = serde_json::json!({ "exe": "a".repeat(4096), "estimate": { "next": null } });
-        let without = serde_json::json!({ "exe": "b", "estimate": null });
-        let all = [vec![without; 5000], vec![with; 500]].concat();
-        let table = shortened(serde_json::json!({ "kind": "scan", "programs": all }));
-        let kept = table["programs"].as_array().unwrap();
-        assert_eq!((kept.len(), table["kind"].as_str()), (MOST, Some("scan")));
-        assert!(kept.iter().all(|program| program["estimate"].is_object()));
-        let text = serde_json::to_vec_pretty(&table).unwrap();
-        assert!((text.len() as u64) < crate::kept::LONGEST);
-        assert_eq!(shortened(serde_json::json!(7)), 7);
     }
 }

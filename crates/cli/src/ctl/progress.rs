@@ -3,13 +3,13 @@
 //! There is one line on standard error. What a command prints meanwhile takes its place, also if a child process prints
 //! it; see [`wipe_line`](crate::stdio::wipe_line).
 
-use std::io::{IsTerminal, Write, stderr};
+use std::io::{IsTerminal, stderr};
 use std::time::{Duration, Instant};
 
 use tiexec_sys::Pid;
 
-use crate::fold::width;
-use crate::stdio::{Overwritten, WIPE};
+use crate::fold::columns;
+use crate::stdio::{Overwritten, WIPE, write_over};
 
 /// The time before the first progress line.
 const SILENCE: Duration = Duration::from_millis(500);
@@ -64,9 +64,9 @@ impl Progress {
 
     fn write(&self, line: &str) {
         // A line that fills the last column would take two lines of some terminals.
-        let width = width(stderr()).unwrap_or(USUAL_WIDTH) - 1;
+        let width = columns(stderr()).unwrap_or(USUAL_WIDTH) - 1;
         let line: String = line.chars().take(width).collect();
-        let _nobody_looks = write!(stderr(), "{WIPE}{line}");
+        write_over(stderr(), &format!("{WIPE}{line}"));
     }
 }
 

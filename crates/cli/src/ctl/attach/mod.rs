@@ -76,7 +76,8 @@ pub(crate) fn run(options: &Attach) -> u8 {
     let many = Many {
         named: named(&options.targets),
         quiet: options.quiet,
-        after_interrupt: Some(format!("undo: {}", revert_command(options.targets.words()))),
+        after_interrupt: (!options.dry_run)
+            .then(|| format!("undo: {}", revert_command(options.targets.words()))),
         ..ATTACH
     };
     if let Some(budget) = settings.max_huge_pages {
@@ -99,7 +100,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
         let alone = Printer::new(targets, 1, true, *json, *quiet);
         let mut tell = |locked: &LockedTarget, treated: &Treated| {
             let json = || treated.report.to_json();
-            let seen = alone.one(locked.target.pid, seen(locked, treated), json);
+            let seen = alone.one(locked.target.pid, seen(locked, treated, false), json);
             printed = told(printed, seen.status);
         };
         return told(follow::stay(&pids, &job, &mut tell), printed);
@@ -176,7 +177,7 @@ impl Job<'_> {
         ) {
             attached.failure = Some(Failure::new(SkipReason::PageSize, too_large(size)));
         }
-        let mut seen = seen(&locked, &treated);
+        let mut seen = seen(&locked, &treated, printer.has_several());
         seen.status = status_of(&locked, &treated);
         if let Some(time) = options.for_
             && (treated.attached.touched_it() || locked.has_text_of_ours() == Some(true))
@@ -255,7 +256,7 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
     let many = Many {
         named: named(&options.targets) && !options.all,
         quiet,
-        after_interrupt: Some(format!("the rest: {}", revert_command(words))),
+        after_interrupt: (!options.dry_run).then(|| format!("the rest: {}", revert_command(words))),
         ..REVERT
     };
     let status = each(&many, &pids, &printer, one);
@@ -293,15 +294,20 @@ pub(crate) fn switch(
     let Some(settings) = settings else {
         let options = Revert { quiet: true, temporary, ..Revert::default() };
         let printer = Printer::silent(&options.targets);
-        return each(&REVERT, pids, &printer, |pid, pool, turn| match is_late() {
-            true => Some(exit::FAILED.into()),
-            false => revert_one(pid, &options, &printer, pool, turn),
-        });
+        return each(
+            &Many { quiet: true, ..REVERT },
+            pids,
+            &printer,
+            |pid, pool, turn| match is_late() {
+                true => Some(exit::FAILED.into()),
+                false => revert_one(pid, &options, &printer, pool, turn),
+            },
+        );
     };
     let options = &Attach { quiet: true, temporary, ..Attach::default() };
     let job = Job { options, settings, hot: None, printer: Printer::silent(&options.targets) };
     let mut images = Images::default();
-    each(&ATTACH, pids, &job.printer, |pid, pool, turn| match is_late() {
+    each(&Many { quiet: true, ..ATTACH }, pids, &job.printer, |pid, pool, turn| match is_late() {
         true => Some(exit::FAILED.into()),
         false => job.one(pid, &mut images, pool, turn),
     })
@@ -427,21 +433,22 @@ fn status_of(locked: &LockedTarget, treated: &Treated) -> u8 {
 }
 
 /// Returns the outcome for people and for the sum. If nothing was done, there is no text, because the message about the
-/// failure says everything.
-fn seen(locked: &LockedTarget, treated: &Treated) -> Seen {
+/// failure says everything. `several` as in [`text`].
+fn seen(locked: &LockedTarget, treated: &Treated, several: bool) -> Seen {
     let Treated { attached, report } = treated;
     let has_text = attached.failure.is_none() || report.outcome == Outcome::Partial;
     Seen {
         status: exit::OK,
         program: program(locked),
-        text: if has_text { text(locked, treated) } else { String::new() },
+        text: if has_text { text(locked, treated, several) } else { String::new() },
         figures: Some(Figures::from(report)),
         stop: attached.stop.map(|stop| stop.lasted),
     }
 }
 
-/// Returns the text about the outcome for people: a line, and what needs more.
-fn text(locked: &LockedTarget, treated: &Treated) -> String {
+/// Returns the text about the outcome for people: a line, and what needs more. The text about one of `several` processes,
+/// which share their copies, has no cost; their sum has it.
+fn text(locked: &LockedTarget, treated: &Treated, several: bool) -> String {
     let Treated { attached, report } = treated;
     let Report { text_bytes, huge_bytes, .. } = *report;
     let mut line = format!(
@@ -451,8 +458,13 @@ fn text(locked: &LockedTarget, treated: &Treated) -> String {
         mib(text_bytes),
         percent(huge_bytes, text_bytes)
     );
-    let by = backings_in_words(&report.by_backing).map(|words| format!(" by {words}"));
-    let by = by.unwrap_or_default();
+    let by = if several {
+        let names: Vec<String> = report.by_backing.keys().map(ToString::to_string).collect();
+        (!names.is_empty()).then(|| names.join(" + "))
+    } else {
+        backings_in_words(&report.by_backing)
+    };
+    let by = by.map_or_else(String::new, |words| format!(" by {words}"));
     match &attached.stop {
         Some(_) => {
             let stopped = format!("one thread stopped for {STOP}");

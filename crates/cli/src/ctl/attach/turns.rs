@@ -113,6 +113,10 @@ pub(super) fn each(
         turn = turn.next(since.get_or_insert_with(Instant::now).elapsed());
     }
     drop(progress);
+    // A reader that does not read must not keep this process from its end.
+    if after_interrupt.is_some() {
+        interrupt::release();
+    }
     let all: Vec<(Pid, Seen)> =
         all.into_iter().filter_map(|(pid, done)| Some((pid, done?))).collect();
     let printed = printer.all(doing, &all);
@@ -122,7 +126,11 @@ pub(super) fn each(
     {
         let is_done = |seen: &Seen| matches!(seen.status, exit::OK | exit::PARTIAL);
         let done = all.iter().filter(|(_, seen)| is_done(seen)).count();
-        warn(format_args!("interrupted: {done} of {} processes done; {command}", pids.len()));
+        let next = match (doing, done) {
+            (_, 0) if doing != REVERT.doing => String::new(),
+            _ => format!("; {command}"),
+        };
+        warn(format_args!("interrupted: {done} of {} processes done{next}", pids.len()));
         return exit::of_signal(signal);
     }
     let status = of_all(all.iter().map(|(_, seen)| seen.status).collect(), named);

@@ -142,6 +142,10 @@ pub(super) fn run(options: options::Scan) -> u8 {
         return status;
     }
     drop(progress);
+    if let Some(most) = options.most {
+        found.programs.retain(|row| row.estimate.is_some());
+        found.programs.truncate(most);
+    }
     let text = if options.json { escape::json(&found) + "\n" } else { found.to_string() };
     match print(&text) {
         exit::OK if all.denied > 0 && all.seen.is_empty() => exit::NOT_PERMITTED,
