@@ -104,7 +104,7 @@ fn interrupted_at_the_first(command: &str, next: &str, front: &[&str]) {
         said,
         format!("tiexecctl: interrupted: 1 of 3 processes done; {next}: tiexecctl revert {pids}\n")
     );
-    // What the message proposes works.
+    // The proposed command works.
     all_at_once("revert");
     assert_eq!(on_copies(), 0);
     for held in all {

@@ -4,6 +4,7 @@
 //! agent examine one process sooner. The order in which programs and the agent start therefore does not matter, and a
 //! lost event costs only time.
 
+mod children;
 mod daily;
 mod ends;
 mod prove;

@@ -37,23 +37,21 @@ fn hand_on(signal: i32) {
 /// From now on SIGINT, SIGTERM, SIGHUP and SIGQUIT do not end this process; the handler notes them. A child gets
 /// them as usual, because an exec resets the handlers. Under nohup(1) SIGHUP stays ignored.
 pub fn catch() {
-    for signal in SIGNALS {
-        let handler = note as extern "C" fn(i32) as libc::sighandler_t;
-        // SAFETY: the handler does atomic accesses and one system call, and lives for ever.
-        let before = unsafe { libc::signal(signal, handler) };
-        if signal == libc::SIGHUP && before == libc::SIG_IGN {
-            // SAFETY: no handler runs.
-            unsafe { libc::signal(signal, libc::SIG_IGN) };
-        }
-    }
+    answer(note as extern "C" fn(i32) as libc::sighandler_t);
 }
 
-/// From now on these signals end this process again, except one that has come already, and SIGHUP under nohup(1).
+/// Ends [`catch`]: from now on these signals end this process again, except one that has come already, and SIGHUP under
+/// nohup(1).
 pub fn release() {
+    answer(libc::SIG_DFL);
+}
+
+/// Answers the signals by [`note`] or by the default action.
+fn answer(handler: libc::sighandler_t) {
     for signal in SIGNALS {
-        // SAFETY: no handler runs.
-        let before = unsafe { libc::signal(signal, libc::SIG_DFL) };
-        if before == libc::SIG_IGN {
+        // SAFETY: `note` does atomic accesses and one system call, and lives for ever.
+        let before = unsafe { libc::signal(signal, handler) };
+        if signal == libc::SIGHUP && before == libc::SIG_IGN {
             // SAFETY: no handler runs.
             unsafe { libc::signal(signal, libc::SIG_IGN) };
         }

@@ -6,16 +6,16 @@
 use std::fs::File;
 use std::io::{Read, Seek};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use tiexec_engine::programs::{self, Environment};
 use tiexec_remap::workers::time_out_of;
-use tiexec_sys::{kernel_file, process};
+use tiexec_sys::kernel_file;
 
+use super::children::{spawn, tiexecctl};
 use super::{Agent, Level};
 use crate::kept::{self, Directory};
 use crate::state::now;
@@ -84,9 +84,7 @@ impl Daily {
 impl Running {
     fn start() -> std::io::Result<Self> {
         let answer = File::from(memfd_create("tiexec:scan", MemfdFlags::CLOEXEC)?);
-        let own = std::fs::read_link("/proc/self/exe")?.with_file_name("tiexecctl");
-        let mut command = programs::command(own, Environment::OfTiexec);
-        process::end_command_with_parent(&mut command, Signal::KILL);
+        let mut command = tiexecctl(Signal::KILL)?;
         let sampling = time_out_of(SAMPLING).saturating_duration_since(Instant::now());
         let sampling = sampling.max(LEAST_SAMPLING).as_secs_f64().ceil();
         command.args([
@@ -99,8 +97,8 @@ impl Running {
             "--duration",
             &format!("{sampling}s"),
         ]);
-        command.stdin(Stdio::null()).stdout(answer.try_clone()?);
-        let child = command.spawn()?;
+        command.stdout(answer.try_clone()?);
+        let child = spawn(command)?;
         // The scan has a part in the memory limit of the agent's unit. Its death harms nobody.
         let _no_proc = kernel_file::write(format!("/proc/{}/oom_score_adj", child.id()), "1000");
         Ok(Self { child, answer, begun: Instant::now() })
@@ -159,11 +157,7 @@ impl Agent<'_> {
             return;
         }
         self.daily.due = time_out_of(DAY);
-        // A child inherits the signal mask. The agent's signals are therefore unblocked while it starts the scan.
-        process::unblock_signals();
-        let started = Running::start();
-        process::block_signals();
-        match started {
+        match Running::start() {
             Ok(running) => self.daily.running = Some(running),
             Err(error) => self.has_no_scan(&error.to_string()),
         }

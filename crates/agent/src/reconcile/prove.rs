@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde::Deserialize;
 use tiexec_core::escape::AsShown;
-use tiexec_engine::programs::{self, Environment};
+use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, process};
 
+use super::children::{spawn, tiexecctl};
 use super::{Agent, Level};
 use crate::guard::Held;
 use crate::measure::Measure;
@@ -171,10 +171,7 @@ impl Agent<'_> {
             return;
         }
         self.watch_all(&of);
-        // A child inherits the signal mask. The agent's signals are therefore unblocked while it starts the canary.
-        process::unblock_signals();
         let started = self.start_canary(&of);
-        process::block_signals();
         let (rule, program) = (of.rule.clone(), of.program.shown().to_string());
         match started {
             Ok(child) => {
@@ -190,11 +187,8 @@ impl Agent<'_> {
     }
 
     fn start_canary(&self, of: &Unproved) -> std::io::Result<Child> {
-        let own = std::fs::read_link("/proc/self/exe")?;
-        let own = own.with_file_name("tiexecctl");
-        let mut command = programs::command(own, Environment::OfTiexec);
-        // The canary then reverts its processes, as at `stop`.
-        process::end_command_with_parent(&mut command, Signal::TERM);
+        // The canary reverts its processes at SIGTERM, as at `stop`.
+        let mut command = tiexecctl(Signal::TERM)?;
         command.args(["canary", "--json", "--rule", &of.rule, "--program"]);
         command.arg(OsStr::from_bytes(&of.program));
         command
@@ -202,7 +196,8 @@ impl Agent<'_> {
             .arg(&self.directory)
             .arg("--state-dir")
             .arg(&self.state_directory);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()
+        command.stdout(Stdio::piped());
+        spawn(command)
     }
 
     /// Watches the processes of the canary for crashes, also those that the canary added since.

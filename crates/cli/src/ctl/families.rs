@@ -26,7 +26,7 @@ pub(super) const STOP: &str = "\u{3}";
 /// The most processes of a family that are named by their IDs.
 const NAMED: usize = 8;
 
-/// What a command did to a process, or saw of it.
+/// The outcome of a command for a process.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Seen {
     /// The exit status.
@@ -46,7 +46,7 @@ pub(crate) struct Seen {
 pub(super) enum Figures {
     /// The text, how much of it is huge, and the copies with the memory of each.
     Huge { text: u64, huge: u64, copies: Vec<(FileId, u64)> },
-    /// What a revert found and reverted: of TiExec's mappings, and of the text in these.
+    /// TiExec's mappings that a revert found, those that it reverted, and the same of the text in these.
     Reverted { found: u64, reverted: u64, found_text: u64, reverted_text: u64 },
 }
 
@@ -242,7 +242,7 @@ struct Sums {
     text: u64,
     huge: u64,
     copies: Copies,
-    /// What reverts found and reverted, and how much of that is text; `None` without a revert.
+    /// The same sums as in [`Figures::Reverted`]; `None` without a revert.
     reverted: Option<[u64; 4]>,
 }
 

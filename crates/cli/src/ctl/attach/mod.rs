@@ -202,9 +202,15 @@ impl Job<'_> {
 }
 
 /// An attach to many processes.
-const ATTACH: Many = Many { doing: "attach to", named: false, quiet: false, after_interrupt: None };
+const ATTACH: Many = Many {
+    doing: "attach to",
+    label: "attaching",
+    named: false,
+    quiet: false,
+    after_interrupt: None,
+};
 /// A revert of many processes.
-const REVERT: Many = Many { doing: "revert", ..ATTACH };
+const REVERT: Many = Many { doing: "revert", label: "reverting", ..ATTACH };
 
 /// Returns the command that reverts the processes that these words select.
 fn revert_command(words: Vec<OsString>) -> String {

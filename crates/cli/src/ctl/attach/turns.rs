@@ -54,11 +54,13 @@ impl Turn {
     }
 }
 
-/// What is done to many processes.
+/// The work on many processes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Many {
     /// The words after `cannot` in a message.
     pub(super) doing: &'static str,
+    /// The first word of the progress.
+    pub(super) label: &'static str,
     /// True if the user named the processes. A process that has ended meanwhile counts only then.
     pub(super) named: bool,
     /// True if a terminal shows no progress.
@@ -77,7 +79,7 @@ pub(super) fn each(
     printer: &Printer<'_>,
     mut one: impl FnMut(Pid, &mut Pool, Turn) -> Option<Seen>,
 ) -> u8 {
-    let Many { doing, named, quiet, ref after_interrupt } = *many;
+    let Many { doing, label, named, quiet, ref after_interrupt } = *many;
     let after_interrupt = after_interrupt.as_ref().filter(|_| pids.len() > 1);
     if after_interrupt.is_some() {
         interrupt::catch();
@@ -86,7 +88,6 @@ pub(super) fn each(
     let mut all: Vec<(Pid, Option<Seen>)> = pids.iter().map(|&pid| (pid, None)).collect();
     let mut turn = Turn::first(pids.len());
     let mut since = None;
-    let label = if doing == REVERT.doing { "reverting" } else { "attaching" };
     let (mut progress, begun) = (Progress::unless(quiet || pids.len() < 2), Instant::now());
     loop {
         let waiting = all.iter().filter(|(_, done)| done.is_none());

@@ -216,7 +216,7 @@ fn in_words(machine: &Machine, agent: &Result<Agent, String>) -> String {
     );
     let agent = match agent {
         Ok(agent) => agent,
-        // Whoever starts the agent again must know that it would begin nothing.
+        // An agent that is started now would begin nothing.
         Err(why) => {
             let off = match off::now() {
                 Some(Off::Drained) => "drained; fix: tiexecctl agent resume",

@@ -15,7 +15,7 @@ const LONGEST: usize = 255;
 /// unit of the system's systemd instead, and says so unless `quiet` is true.
 ///
 /// # Errors
-/// The exit status. The message is on stderr already: there is no such unit, or nobody knows whether there is.
+/// The exit status. The message is on stderr already: systemd has no such unit, or does not answer.
 pub(crate) fn take(targets: &mut Targets, quiet: bool) -> Result<(), u8> {
     let [word] = &targets.pids[..] else { return Ok(()) };
     if !is_name(word) {
@@ -37,7 +37,7 @@ pub(crate) fn take(targets: &mut Targets, quiet: bool) -> Result<(), u8> {
 }
 
 /// Returns whether the word has only letters that systemd accepts in the name of a unit (systemd.unit(5)), and is not a
-/// number. So it is no pattern, no list of PIDs and no path.
+/// number. Patterns, lists of PIDs and paths have other letters.
 fn is_name(word: &str) -> bool {
     let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || b":-_.\\@".contains(&byte);
     word.len() <= LONGEST
