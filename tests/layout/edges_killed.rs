@@ -75,9 +75,10 @@ fn at_each_place_of_a_launch() {
         let copy = Fresh::copy(&program("own_image", kind));
         for point in &POINTS[..2] {
             share.sweep(4, &format!("{kind:?}: {point}"), |n| {
+                // Without --settle=0 the companion may trace the program by then.
                 let report = Report::new();
                 let run = Run::new(copy.path(), NONE)
-                    .options([backing, "--edges=pad", "--deadline=2m"])
+                    .options([backing, "--edges=pad", "--deadline=2m", "--settle=0"])
                     .env("TIEXEC_FAULT", format!("{point}:{n}"));
                 let mut held = hold(&report.of(&run));
                 let pid = held.pid();

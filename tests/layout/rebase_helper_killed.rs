@@ -14,8 +14,9 @@ fn struck(copy: &Fresh, fault: &str, pieces: usize, places: &mut BTreeSet<bool>)
     let report = copy.dir().join("report");
     let _none_yet = std::fs::remove_file(&report);
     let option = format!("--report={}", report.display());
+    // Without --settle=0 the companion may trace the program by then, to treat the text that the helper left.
     let run = Run::new(copy.path(), ["lives"])
-        .options([option.as_str(), "--json"])
+        .options([option.as_str(), "--json", "--settle=0"])
         .env("TIEXEC_FAULT", fault);
     let held = run.hold();
     let pid = held.pid();
