@@ -15,5 +15,6 @@ mod perf;
 mod progress;
 mod restart;
 mod selected;
+mod split_host;
 mod top;
 mod uprobes;

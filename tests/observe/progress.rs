@@ -190,3 +190,16 @@ fn a_benchmark_shows_its_progress_before_its_first_round() {
     let text = screen.wait_for("ended 130");
     assert!(!text.contains("0 of 14 runs"), "{text}");
 }
+
+/// The command writes to the same terminal: one line says what goes on, and nothing is overwritten.
+#[test]
+fn a_sampled_command_has_the_terminal_for_itself() {
+    require!(installed("tmux").is_some(), "no tmux");
+    require!(is_root(), "to sample takes root, or a setting");
+    let screen = screen("advise -- sleep 600");
+    screen.wait_for("tiexecctl: sampling sleep until it ends; Ctrl-C ends it");
+    screen.keys(&["C-c"]);
+    screen.wait_for("ended ");
+    let sent = String::from_utf8_lossy(&screen.sent()).into_owned();
+    assert!(!sent.contains(WIPE), "{sent}");
+}

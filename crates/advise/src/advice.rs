@@ -216,7 +216,7 @@ impl Advice {
                 outcomes.push((index, placed, now, then, judgement));
             }
         }
-        let chosen = recommended(&told)?;
+        let chosen = recommended(&told, time.split)?;
         let (way, placed, now, then, judgement) = outcomes.swap_remove(chosen);
         let samples: u64 = placed.iter().map(|placed| placed.page.samples).sum();
         let advise = |path: String, part: &[Placed]| {
@@ -286,10 +286,11 @@ const FURTHER: f64 = 0.005;
 const NEARLY: f64 = 0.9;
 
 /// Returns the index of the way to recommend: the first with nearly the best gain or, if the model sees no difference,
-/// the way that reaches most. `None` if there are no ways.
-fn recommended(ways: &[WayAdvice]) -> Option<usize> {
+/// the way that reaches most. If the host splits huge pages, more of them are no gain, and the first is recommended. `None`
+/// if there are no ways.
+fn recommended(ways: &[WayAdvice], host_splits: bool) -> Option<usize> {
     let most = ways.iter().map(|way| way.saving).fold(f64::NEG_INFINITY, f64::max);
-    if most == 0.0 {
+    if most == 0.0 && !host_splits {
         return ways.len().checked_sub(1);
     }
     ways.iter().position(|way| way.saving >= most * if most > 0.0 { NEARLY } else { 1.0 })
@@ -675,6 +676,10 @@ mod tests {
         assert_eq!((made.files[0].on_huge_then, made.text.huge_pages.all), (1.0, 5));
         let text = made.to_string();
         assert!(text.ends_with("next  start\n") && text.contains("\nWAY "), "{text}");
+        // Where the host splits huge pages, equal gains are no reason for the way that reaches more.
+        let equal: Vec<WayAdvice> =
+            made.ways.iter().map(|way| WayAdvice { saving: 0.0, ..way.clone() }).collect();
+        assert_eq!((recommended(&equal, false), recommended(&equal, true)), (Some(2), Some(0)));
         // Without the way that moves, the way that reaches half is the best.
         circumstances.ways.pop();
         assert_eq!(advise(&tally(5), &circumstances).next.as_deref(), Some("half"));

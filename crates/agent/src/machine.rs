@@ -1,6 +1,7 @@
 //! The facts about this machine that stop rules, for all processes.
 
-use tiexec_sys::{pidfd, split_pages, thp};
+use tiexec_remap::host_pages;
+use tiexec_sys::{pidfd, thp};
 
 use crate::rules::{Action, Rule};
 
@@ -22,7 +23,7 @@ impl Machine {
 
     /// Probes the machine, and measures. This takes about 10 ms.
     pub fn look() -> Self {
-        let splits = thp::pages().and_then(split_pages::are_split_here);
+        let splits = thp::pages().and_then(host_pages::measured);
         Self { has_guard: pidfd::tells_ends() == Ok(true), splits: splits == Some(true) }
     }
 }

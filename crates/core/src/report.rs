@@ -178,6 +178,9 @@ pub struct Report {
     /// The huge text after a start by `tiexec`, if that would be more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restart: Option<Restart>,
+    /// True if the host of this machine splits huge pages, so that huge text gains little; `None` if that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host_splits: Option<bool>,
     /// Why TiExec read smaps, if it did. Reading smaps keeps a process from mapping memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub smaps_for: Option<SmapsFor>,
@@ -206,6 +209,7 @@ impl Report {
             budget: None,
             jit: Vec::new(),
             restart: None,
+            host_splits: None,
             smaps_for: None,
         }
     }

@@ -11,6 +11,7 @@ use tiexec_remap::headroom;
 use tiexec_sys::perf_sampler::{Clock, Heirs, Sampler, Woken};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, jump_timing, process, split_pages};
+use tiexec_tracee::clock;
 use tiexec_tracee::threads;
 
 /// How often the buffers are emptied.
@@ -242,8 +243,13 @@ pub fn miss_time(pages: Pages) -> MissTime {
     }
     jump_timing::measure(pages).map_or(MissTime::USUAL, |times| {
         MissTime::of_jumps(times.iter().map(|times| (times.base_ns, times.huge_ns)))
-            .on_host(split_pages::are_split_here(pages) == Some(true))
+            .on_host(splits(pages))
     })
+}
+
+/// Returns whether the host splits huge pages. Records nothing, because sampling changes nothing.
+fn splits(pages: Pages) -> bool {
+    clock::planted_host().or_else(|| split_pages::are_split_here(pages)) == Some(true)
 }
 
 /// Returns a process id as records have it.

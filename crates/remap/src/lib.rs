@@ -13,6 +13,7 @@ mod file_facts;
 mod file_systems;
 pub mod files;
 pub mod headroom;
+pub mod host_pages;
 pub mod image;
 pub mod images;
 pub mod launch;

@@ -1,11 +1,13 @@
 //! Messages that appear once a day only.
 
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
+use rustix::path::Arg;
 
 use crate::{files, runtime_directory};
 
@@ -13,6 +15,15 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Most records. A message that finds no room for its record appears each time, so that nobody can suppress the
 /// messages about another's program.
 const MOST: usize = 4096;
+
+/// Returns whether a file was written within a day. A time in the future comes from a clock that was set back.
+pub(crate) fn is_of_today(directory: &OwnedFd, name: impl Arg) -> bool {
+    let age = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW).ok().and_then(|stat| {
+        let at = Duration::from_secs(u64::try_from(stat.st_mtime).ok()?);
+        (SystemTime::UNIX_EPOCH + at).elapsed().ok()
+    });
+    age.is_some_and(|age| age < DAY)
+}
 
 /// Returns whether no message about `subject` appeared within a day, and records that one appears now. Always
 /// `true` if this user has no directory for the record. The records are empty files; older ones are removed.
@@ -22,13 +33,8 @@ pub fn first_today(subject: &[u8]) -> bool {
     if let Ok(entries) = rustix::fs::Dir::read_from(&directory) {
         for entry in entries.flatten() {
             let name = entry.file_name();
-            let age = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).ok().and_then(|stat| {
-                let at = Duration::from_secs(u64::try_from(stat.st_mtime).ok()?);
-                (SystemTime::UNIX_EPOCH + at).elapsed().ok()
-            });
-            // A time in the future comes from a clock that was set back.
             records += 1;
-            if age.is_none_or(|age| age >= DAY) {
+            if !is_of_today(&directory, name) {
                 let _another_removed_it =
                     files::remove(&directory, OsStr::from_bytes(name.to_bytes()));
             }

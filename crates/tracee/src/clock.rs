@@ -1,7 +1,8 @@
-//! Limits that tests change: limits of minutes are shortened, and a busy machine gets more time for an answer.
+//! What tests change: limits of minutes are shortened, a busy machine gets more time for an answer, and the host of the
+//! machine maps huge pages as the test needs it.
 //!
 //! Only builds with the feature `fault-injection` look at `TIEXEC_TEST_CLOCK=N`, which makes the limits of minutes N times
-//! shorter, and at `TIEXEC_TEST_ANSWER=N`, which makes the wait for an answer N times longer.
+//! shorter, at `TIEXEC_TEST_ANSWER=N`, which makes the wait for an answer N times longer, and at `TIEXEC_TEST_HOST`.
 
 use std::time::Duration;
 
@@ -13,6 +14,14 @@ pub fn limit(usual: Duration) -> Duration {
 /// Returns how long to wait here for an answer that usually comes at once.
 pub fn answer(usual: Duration) -> Duration {
     usual * factor("TIEXEC_TEST_ANSWER")
+}
+
+/// Returns whether the host splits huge pages in this test (`TIEXEC_TEST_HOST=splits` or `whole`); `None` outside of tests.
+pub fn planted_host() -> Option<bool> {
+    if cfg!(feature = "fault-injection") {
+        return std::env::var("TIEXEC_TEST_HOST").ok().map(|host| host == "splits");
+    }
+    None
 }
 
 #[cfg(feature = "fault-injection")]

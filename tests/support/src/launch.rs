@@ -251,6 +251,8 @@ impl Run {
             "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/go/bin",
         );
         command.env("HOME", "/nonexistent").env("LANG", "C.UTF-8");
+        // What is said of the host of this machine is the same everywhere.
+        command.env("TIEXEC_TEST_HOST", "whole");
         command.envs(self.env.iter().map(|(k, v)| (k, v)));
         if let Some(dir) = &self.cwd {
             command.current_dir(dir);

@@ -225,6 +225,11 @@ impl Copies {
         }
     }
 
+    /// Returns them, each with its memory in bytes.
+    pub(super) fn into_all(self) -> Vec<(FileId, u64)> {
+        self.0.into_iter().collect()
+    }
+
     /// Returns how many there are.
     pub(super) fn count(&self) -> usize {
         self.0.len()

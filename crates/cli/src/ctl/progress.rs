@@ -15,6 +15,8 @@ use crate::stdio::{Overwritten, WIPE, write_over};
 const SILENCE: Duration = Duration::from_millis(500);
 /// The pause between two progress lines.
 const PACE: Duration = Duration::from_millis(100);
+/// The time after which a user wonders what goes on.
+const SLOW: Duration = Duration::from_secs(2);
 /// The width of a line if the terminal does not tell its own.
 const USUAL_WIDTH: usize = 80;
 
@@ -74,6 +76,27 @@ impl Drop for Progress {
     fn drop(&mut self) {
         if self.shown {
             self.write("");
+        }
+    }
+}
+
+/// Says once, on a terminal, what goes on, if it takes longer. Another process uses the terminal meanwhile, so there is no line
+/// that is overwritten.
+pub(super) struct Slow {
+    from: Option<Instant>,
+}
+
+impl Slow {
+    /// The work begins now.
+    pub(super) fn begin() -> Self {
+        Self { from: stderr().is_terminal().then(|| Instant::now() + SLOW) }
+    }
+
+    /// Prints the line, if it is time for it.
+    pub(super) fn at(&mut self, line: impl FnOnce() -> String) {
+        if self.from.is_some_and(|from| Instant::now() >= from) {
+            self.from = None;
+            crate::stdio::warn(line());
         }
     }
 }

@@ -26,6 +26,7 @@ use tiexec_engine::locked_target::Treated;
 use tiexec_engine::output::{standard_output, write_briefly};
 use tiexec_engine::settings::CONFIG_FILE;
 use tiexec_remap::Failure;
+use tiexec_remap::host_pages;
 use tiexec_remap::images::Images;
 use tiexec_remap::launch::Launched;
 use tiexec_sys::perf_watch::Heirs;
@@ -224,8 +225,13 @@ impl Launcher {
             launched.dry_run_status.set(self.show_plan(launched));
             return;
         }
+        // A launch takes no time for a measurement.
+        let host_splits = (launched.report.huge_bytes > 0).then(host_pages::known).flatten();
         if let Some(sink) = &self.sink {
-            sink.write(&self.render(&launched.report));
+            sink.write(&self.render(&Report { host_splits, ..launched.report.clone() }));
+        }
+        if host_splits == Some(true) && !self.settings.quiet {
+            self.warn_of_host(launched);
         }
         let Report { reason, detail, text_bytes, huge_bytes, .. } = &launched.report;
         if let Some(reason) = *reason {
@@ -234,6 +240,16 @@ impl Launcher {
             let directory = format!("/proc/{}", launched.report.pid);
             let detail = detail.as_deref().unwrap_or_default().replace("/proc/PID", &directory);
             self.explain(reason, &detail, rest);
+        }
+    }
+
+    /// Warns, once a day and program, that the host splits huge pages.
+    fn warn_of_host(&self, launched: &Launched) {
+        let pid = i32::try_from(launched.report.pid).ok().and_then(Pid::from_raw);
+        let exe = pid.and_then(|pid| ProcDir::of(pid).ok()?.exe_path().ok());
+        if let Some(warning) = host_pages::warning_of_today(&exe.unwrap_or_default()) {
+            let name = self.name().shown();
+            warn(format_args!("{name}: {warning}; to measure it: tiexecctl bench -- COMMAND"));
         }
     }
 

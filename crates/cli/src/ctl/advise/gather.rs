@@ -32,7 +32,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, interrupt, process, processor};
 use tiexec_tracee::threads;
 
-use super::super::progress::{self, Progress};
+use super::super::progress::{self, Progress, Slow};
 use super::super::{failed, failed_status, has_text};
 use crate::exit;
 use crate::options::Advise;
@@ -188,7 +188,15 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let pid = child.id();
     let mut known = HashMap::new();
     let look = |tally: &Tally| look(tally, only.as_ref(), pages, &mut known);
-    let sampled = sampling.until(end, || has_ended(&mut child), look);
+    let mut slow = Slow::begin();
+    let over = || {
+        slow.at(|| {
+            let until = if end.is_some() { " (or --duration is over)" } else { "" };
+            format!("sampling {} until it ends{until}; Ctrl-C ends it", name.shown())
+        });
+        has_ended(&mut child)
+    };
+    let sampled = sampling.until(end, over, look);
     let lasted = begun.elapsed();
     // The counts include this process, which does little in user mode.
     let counted = counters.read().since(&before);

@@ -135,6 +135,7 @@ pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advi
     if advice.sampling.samples < ENOUGH_SAMPLES {
         advice.next = Some(longer(doing, options, lasted));
     }
+    measure_first(&mut advice, options, machine.time.split);
     // An attach also copies the text of libraries.
     let starts = advice.ways.last().is_some_and(|way| way.command.starts_with("tiexec "));
     if starts
@@ -202,9 +203,30 @@ pub(super) fn of_samples(
     let options = Advise::of(targets, None);
     let mut circumstances = circumstances(&options, &comm, &tally, known, machine);
     let first = pids.first().map_or(0, |&pid| number(pid));
-    let advice = Advice::new(first, comm, &tally, &circumstances, sampling, Counted::default())?;
+    let mut advice =
+        Advice::new(first, comm, &tally, &circumstances, sampling, Counted::default())?;
+    measure_first(&mut advice, &options, machine.time.split);
     let way = circumstances.ways.swap_remove(advice.way);
     Some((advice, way))
+}
+
+/// If the host splits huge pages, proposes a measurement in the place of a change: huge text can lose there.
+fn measure_first(advice: &mut Advice, options: &Advise, host_splits: bool) {
+    let is_change = |next: &String| !next.starts_with("tiexecctl advise ");
+    if !host_splits || !advice.next.as_ref().is_some_and(is_change) {
+        return;
+    }
+    let words: Vec<OsString> = if options.command.is_empty() {
+        ["tiexecctl", "canary"]
+            .into_iter()
+            .map(OsString::from)
+            .chain(options.targets.words())
+            .collect()
+    } else {
+        let bench = ["tiexecctl", "bench", "--"].into_iter().map(OsString::from);
+        bench.chain(options.command.iter().cloned()).collect()
+    };
+    advice.next = Some(shell(&words));
 }
 
 /// Returns the name of the clock in JSON.

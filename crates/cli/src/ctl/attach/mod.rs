@@ -26,10 +26,11 @@ use tiexec_engine::sampling::refusal;
 use tiexec_engine::switched_off::{FILE as SWITCHED_OFF, is_switched_off};
 use tiexec_remap::Failure;
 use tiexec_remap::attach::Reverted;
+use tiexec_remap::host_pages;
 use tiexec_remap::images::Images;
 use tiexec_remap::workers::{self, Pool};
-use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, thp};
 
 use super::advise::shell;
 use super::families::{Figures, Printer, STOP, Seen, UNDO, WHO};
@@ -179,6 +180,13 @@ impl Job<'_> {
         }
         let mut seen = seen(&locked, &treated, printer.has_several());
         seen.status = status_of(&locked, &treated);
+        if treated.report.huge_bytes > 0 {
+            let split = thp::pages().and_then(host_pages::are_split);
+            treated.report.host_splits = split;
+            if split == Some(true) && !options.quiet {
+                warn_of_host(&locked);
+            }
+        }
         if let Some(time) = options.for_
             && (treated.attached.touched_it() || locked.has_text_of_ours() == Some(true))
         {
@@ -198,6 +206,15 @@ impl Job<'_> {
             }
         }
         Some(printer.one(pid, seen, || treated.report.to_json()))
+    }
+}
+
+/// Warns, once a day and program, that the host splits huge pages.
+fn warn_of_host(locked: &LockedTarget) {
+    if let Some(warning) = host_pages::warning_of_today(&program(locked)) {
+        let (comm, pid) = (&locked.target.comm, locked.target.pid.as_raw_nonzero());
+        let measure = format!("to measure it: tiexecctl revert {pid} && tiexecctl canary {pid}");
+        warn(format_args!("{comm} {pid}: {warning}; {measure}"));
     }
 }
 

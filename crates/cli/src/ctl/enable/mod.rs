@@ -18,6 +18,8 @@ use own_units::{Part, Service};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
 use tiexec_engine::wait_exec;
+use tiexec_remap::host_pages;
+use tiexec_sys::thp;
 
 use super::targets::select;
 use super::{attach, print, told};
@@ -262,6 +264,13 @@ fn enable_one(name: &str, options: &Enable, setup: &Setup) -> Result<Enabled, u8
     if let Some((why, fix)) = &nothing {
         warn(format_args!("none of the text of {} can be huge{why}; fix: {fix}", name.shown()));
     }
+    let split = thp::pages().and_then(host_pages::are_split);
+    if split == Some(true)
+        && let Some(warning) = host_pages::warning_of_today(name.as_bytes())
+    {
+        let name = name.shown();
+        warn(format_args!("{name}: {warning}; to measure it: tiexecctl canary {scope}{name}"));
+    }
     let printed = if options.json {
         let object = serde_json::json!({
             "schema": SCHEMA,
@@ -270,6 +279,7 @@ fn enable_one(name: &str, options: &Enable, setup: &Setup) -> Result<Enabled, u8
             "link": link.shown().to_string(),
             "changed": changed,
             "nothing_huge": nothing.is_some(),
+            "host_splits": split,
             "fix": nothing.map(|(_, fix)| fix),
         });
         print(&(escape::json(&object) + "\n"))

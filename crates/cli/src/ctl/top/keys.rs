@@ -1,7 +1,7 @@
 //! The keys. Each changes the state or requests work.
 
 use super::input::Key;
-use super::model::{Act, Chosen, Detail, Itlb, Mode, Model, Sort};
+use super::model::{Act, Chosen, Detail, Family, Itlb, Mode, Model, Sort};
 
 /// Work that a key requests.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -68,6 +68,7 @@ fn in_table(model: &mut Model, key: Key) -> Ask {
         Key::Char('c') => model.sort_by(Sort::Cpu),
         Key::Char('p') => model.sort_by(Sort::Pid),
         Key::Char('n') => model.sort_by(Sort::Name),
+        Key::Char('f') => model.fold_or_unfold(),
         Key::Char('/') => model.mode = Mode::Filter,
         Key::Char('?') => model.mode = Mode::Help,
         Key::Char(' ') => return Ask::Refresh,
@@ -79,20 +80,39 @@ fn in_table(model: &mut Model, key: Key) -> Ask {
     Ask::Nothing
 }
 
-/// Shows the view of the selected process.
+/// Shows the view of the selected process, or the processes of the selected family.
 fn open(model: &mut Model) -> Ask {
+    if model.unfold() {
+        return Ask::Nothing;
+    }
     let Some(chosen) = selected(model) else { return Ask::Nothing };
     model.mode = Mode::Detail(Detail { chosen, files: None, itlb: Itlb::NotAsked, scroll: 0 });
     Ask::Inspect
 }
 
-/// Returns the process to which a key applies. Shows a message if no process is selected.
+/// Returns the process to which a key applies. Shows a message if no process is selected, or a family.
 fn selected(model: &mut Model) -> Option<Chosen> {
+    let has_row = !matches!(model.mode, Mode::Detail(_));
+    let family = model.selected.filter(|_| has_row).and_then(|pid| model.families.get(&pid));
+    if let Some(family) = family {
+        model.message = family_of(family);
+        return None;
+    }
     let chosen = model.chosen();
     if chosen.is_none() {
         "select a process first, by the arrow keys".clone_into(&mut model.message);
     }
     chosen
+}
+
+/// Returns the message for a key that applies to one process only.
+fn family_of(Family { pids, sums }: &Family) -> String {
+    let count = pids.len();
+    let all = match sums.unit.strip_suffix(".service") {
+        Some(unit) if !unit.contains('/') => format!("; all at once: tiexecctl attach {unit}"),
+        _ => String::new(),
+    };
+    format!("these are {count} processes: Enter shows them, so that you can select one{all}")
 }
 
 fn confirm(model: &mut Model, act: Act) {

@@ -1,6 +1,7 @@
 //! The state of the screen: the rows and their order, the selected row, and the present meaning of the keys.
 
 use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::agent::Agent;
 use super::processes::{Identity, Looked, Process, Processes};
@@ -79,6 +80,17 @@ pub(super) enum Itlb {
     Told(String),
 }
 
+/// What the processes of a family have in common: the program's path, the unit, and the users.
+type Kind = (String, String, Vec<u32>);
+
+/// Several processes of one program.
+#[derive(Debug)]
+pub(super) struct Family {
+    pub(super) pids: Vec<i32>,
+    /// The sums over the processes. The name has the number of processes.
+    pub(super) sums: Process,
+}
+
 /// The state.
 #[derive(Debug)]
 pub(super) struct Model {
@@ -94,8 +106,14 @@ pub(super) struct Model {
     pub(super) message: String,
     /// True if some processes have not been read since the start.
     pub(super) filling: bool,
-    /// The processes shown, in order.
+    /// The processes shown, in order. A process with a family stands for all of it.
     pub(super) rows: Vec<i32>,
+    /// The families that are shown as one row, by the process that stands for each.
+    pub(super) families: HashMap<i32, Family>,
+    /// True if processes of one program are shown as one row.
+    pub(super) folds: bool,
+    /// The families whose processes are shown nevertheless.
+    unfolded: HashSet<Kind>,
     pub(super) selected: Option<i32>,
     /// The index of the selected row, for the case that its process ends.
     place: usize,
@@ -117,6 +135,9 @@ impl Model {
             message: String::new(),
             filling: true,
             rows: Vec::new(),
+            families: HashMap::new(),
+            folds: true,
+            unfolded: HashSet::new(),
             selected: None,
             place: 0,
             first: 0,
@@ -130,6 +151,10 @@ impl Model {
         let matching = all.iter().filter(|&(&pid, process)| self.matches(pid, process));
         let mut rows: Vec<(i32, &Process)> =
             matching.map(|(&pid, process)| (pid, process)).collect();
+        self.families = self.fold(&rows);
+        let members: HashSet<i32> = self.families.values().flat_map(|of| of.pids.clone()).collect();
+        rows.retain(|(pid, _)| !members.contains(pid));
+        rows.extend(self.families.iter().map(|(&pid, family)| (pid, &family.sums)));
         rows.sort_by(|&one, &other| {
             let order = order(self.sort, one, other);
             if self.reversed { order.reverse() } else { order }
@@ -144,6 +169,44 @@ impl Model {
             }
         }
         self.scroll();
+    }
+
+    /// Finds the families among the rows, by their first processes.
+    fn fold(&self, rows: &[(i32, &Process)]) -> HashMap<i32, Family> {
+        let mut kinds: BTreeMap<Kind, Vec<(i32, &Process)>> = BTreeMap::new();
+        for &(pid, process) in rows.iter().filter(|(_, it)| self.folds && !it.exe.is_empty()) {
+            kinds.entry(kind(process)).or_default().push((pid, process));
+        }
+        let families = kinds.into_iter().filter_map(|(kind, all)| {
+            let first = all.first().filter(|_| all.len() > 1)?.0;
+            let pids = all.iter().map(|&(pid, _)| pid).collect();
+            let members: Vec<&Process> = all.into_iter().map(|(_, process)| process).collect();
+            (!self.unfolded.contains(&kind))
+                .then(|| Some((first, Family { pids, sums: Process::sum(&members)? })))?
+        });
+        families.collect()
+    }
+
+    /// Shows the processes of the selected family as rows. Returns false if no family is selected.
+    pub(super) fn unfold(&mut self) -> bool {
+        let family = self.selected.and_then(|pid| self.families.get(&pid));
+        let Some(kind) = family.map(|family| kind(&family.sums)) else { return false };
+        self.unfolded.insert(kind);
+        self.arrange();
+        true
+    }
+
+    /// Shows each family as one row, or if that is so, each process.
+    pub(super) fn fold_or_unfold(&mut self) {
+        self.folds = !self.folds || !self.unfolded.is_empty();
+        self.unfolded.clear();
+        self.arrange();
+    }
+
+    /// Returns the facts that the row of this process shows: its own, or the sums of its family.
+    pub(super) fn row(&self, pid: i32) -> Option<&Process> {
+        let family = self.families.get(&pid).map(|family| &family.sums);
+        family.or_else(|| self.processes.all.get(&pid))
     }
 
     fn matches(&self, pid: i32, process: &Process) -> bool {
@@ -228,6 +291,10 @@ impl Model {
     pub(super) fn denied(&self) -> usize {
         self.processes.all.values().filter(|process| process.looked == Looked::Denied).count()
     }
+}
+
+fn kind(process: &Process) -> Kind {
+    (process.exe.clone(), process.unit.clone(), process.uids.clone())
 }
 
 /// Orders numbers with the largest first, and names and IDs in ascending order.

@@ -12,6 +12,7 @@ use tiexec_remap::systemd_units;
 use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::{Pid, process};
 
+use crate::ctl::families::Copies;
 use crate::ctl::status::processes::Text;
 
 /// The shortest time over which the use of the processor is measured: a clock tick is a hundredth of a second.
@@ -97,6 +98,31 @@ impl Process {
         let per_second = rustix::param::clock_ticks_per_second() as f64;
         self.cpu = Some(100.0 * ticks / per_second / lasted.as_secs_f64());
         self.run_time = (run_time, now);
+    }
+
+    /// Returns the sums over several processes of one program; `None` without processes. A copy counts once.
+    pub(super) fn sum(all: &[&Self]) -> Option<Self> {
+        let mut sums = Self { cpu: None, ..(*all.first()?).clone() };
+        let mut copies = Copies::default();
+        let mut text: Option<Text> = None;
+        for process in all {
+            if let Some(cpu) = process.cpu {
+                *sums.cpu.get_or_insert(0.0) += cpu;
+            }
+            if let Some(of) = process.text() {
+                let all = text.get_or_insert_default();
+                (all.bytes, all.huge) = (all.bytes + of.bytes, all.huge + of.huge.min(of.bytes));
+                for (backing, bytes) in &of.backings {
+                    *all.backings.entry(backing.clone()).or_default() += bytes;
+                }
+                copies.add(&of.copies);
+            }
+        }
+        if let Some(text) = text {
+            sums.looked = Looked::Seen(Text { copies: copies.into_all(), ..text });
+        }
+        sums.name = format!("{} x{}", sums.name, all.len());
+        Some(sums)
     }
 
     /// Returns the facts about its text, if known.

@@ -169,7 +169,7 @@ fn message(model: &Model, look: Look) -> String {
 fn keys_of(model: &Model) -> &'static str {
     match model.mode {
         Mode::Table => {
-            " Enter details  a attach  r revert  / filter  t h c p n sort  ? help  q quit"
+            " Enter details  a attach  r revert  / filter  f fold  thcpn sort  ? help  q"
         }
         Mode::Filter => " Enter keep, open the only match  Esc clear",
         Mode::Confirm(..) => " y yes  any other key no",
@@ -180,7 +180,10 @@ fn keys_of(model: &Model) -> &'static str {
 
 const HELP: &str = "\
 Up Down PgUp PgDn Home End   select a process (also k j g G)
-Enter                        its files, and why text is on base pages
+Enter                        its files, and why text is on base pages; of a row
+                             such as postgres x60: its processes
+f                            show processes of one program and unit as one row,
+                             or each
 a                            attach to it: put its text onto huge pages
 r                            revert it: put the files' own text back
 t h c p n                    sort by text, share of huge text, CPU, PID, name;
@@ -196,6 +199,7 @@ TEXT      MiB of program text that the process maps
 HUGE, %   what of it is on huge pages
 CPU %     of one processor
 BACKING   the kind of memory that the huge pages are in
+COST      MiB of copies; several processes may share a copy
 RULE      the agent's rule for the process, where tiexecd runs
 ";
 

@@ -77,10 +77,15 @@ fn columns(width: u16, agent: bool, units: u16) -> Vec<Column> {
     if agent {
         columns.push(words("RULE", None, Constraint::Length(12)));
     }
+    let all = |columns: &[Column]| columns.iter().map(|it| it.length() + SPACING).sum::<u16>();
+    let cost = number("COST MiB", None, 8);
+    if width >= all(&columns) + cost.length() + SPACING + NAME {
+        columns.push(cost);
+    }
     if agent && width >= OUTCOME {
         columns.push(words("OUTCOME", None, Constraint::Length(24)));
     }
-    let others: u16 = columns.iter().map(|column| column.length() + SPACING).sum();
+    let others = all(&columns);
     let name = if width >= UNIT { Constraint::Length(NAME) } else { Constraint::Fill(1) };
     columns.push(words("NAME", Some(Sort::Name), name));
     if width >= UNIT {
@@ -96,7 +101,7 @@ fn columns(width: u16, agent: bool, units: u16) -> Vec<Column> {
 
 /// Draws the table: a title row, and the rows that fit.
 pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, look: Look) {
-    let rows = model.on_screen().iter().filter_map(|pid| model.processes.all.get(pid));
+    let rows = model.on_screen().iter().filter_map(|&pid| model.row(pid));
     let units = rows.map(|process| process.unit.chars().count()).max().unwrap_or(0);
     let units = u16::try_from(units.clamp("UNIT".len(), WIDEST_UNIT)).unwrap_or(0);
     let columns = columns(area.width, model.agent.outcomes.is_some(), units);
@@ -109,7 +114,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, look: Look)
     let others: u16 = columns.iter().map(|column| column.length() + SPACING).sum();
     let room = usize::from(area.width.saturating_sub(others));
     let rows = model.on_screen().iter().filter_map(|&pid| {
-        let process = model.processes.all.get(&pid)?;
+        let process = model.row(pid)?;
         let cells = columns.iter().map(|column| {
             let mut text = look.plain(&content(column.title, pid, process, model));
             if column.title == PROGRAM {
@@ -164,6 +169,10 @@ fn content(title: &str, pid: i32, process: &Process, model: &Model) -> String {
             let names = names.collect::<Vec<_>>().join(",");
             if names.is_empty() { "-".to_owned() } else { names }
         }
+        "COST MiB" => {
+            let copies = process.text().into_iter().flat_map(|text| &text.copies);
+            known(mib(copies.map(|(_, bytes)| bytes).sum()))
+        }
         "RULE" => outcome.map_or_else(|| "-".to_owned(), |it| it.rule.shown().to_string()),
         "OUTCOME" => outcome.map_or_else(
             || "-".to_owned(),
@@ -186,7 +195,7 @@ mod tests {
             columns(width, false, units).iter().any(|column| column.title == PROGRAM)
         };
         assert!(!has_path(109, 4) && has_path(110, 4));
-        assert!(!has_path(128, 36) && has_path(129, 36));
+        assert!(!has_path(138, 36) && has_path(139, 36));
     }
 
     #[test]

@@ -1,0 +1,69 @@
+//! Whether the host of this machine splits huge pages, remembered for a day.
+//!
+//! The answer is a timing of some milliseconds ([`tiexec_sys::split_pages`]). The programs that measure it record it in the
+//! runtime directory of their user, so that a launch knows it without a measurement. Another user cannot write there. The
+//! answer changes nothing but messages.
+
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+
+use tiexec_core::addr::Pages;
+use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::split_pages;
+use tiexec_tracee::clock;
+
+use crate::once_a_day::{first_today, is_of_today};
+use crate::{files, headroom, runtime_directory};
+
+/// The record is an empty file of one of these names.
+const ANSWERS: [(&str, bool); 2] = [("huge_pages_split", true), ("huge_pages_whole", false)];
+
+/// Returns whether the host splits huge pages, as measured within a day; `None` if that is not known. Measures nothing.
+pub fn known() -> Option<bool> {
+    clock::planted_host().or_else(|| recorded(&open()?))
+}
+
+/// Returns whether the host splits huge pages; `None` if that cannot be decided, or if there is no memory to spare for the
+/// measurement.
+pub fn are_split(pages: Pages) -> Option<bool> {
+    static ANSWER: OnceLock<Option<bool>> = OnceLock::new();
+    let has_room = || {
+        let this = ProcDir::this_process();
+        this.is_ok_and(|this| headroom::check(&this, split_pages::MEMORY).is_ok())
+    };
+    *ANSWER.get_or_init(|| known().or_else(|| has_room().then(|| measured(pages)).flatten()))
+}
+
+/// Measures whether the host splits huge pages, and records the answer; `None` if that cannot be decided.
+pub fn measured(pages: Pages) -> Option<bool> {
+    let split = split_pages::are_split_here(pages)?;
+    record(split);
+    Some(split)
+}
+
+/// Records the answer of a measurement.
+pub fn record(split: bool) {
+    let Some(directory) = open() else { return };
+    for (name, answer) in ANSWERS {
+        let _it_may_not_exist = files::remove(&directory, name);
+        if answer == split {
+            let _there_is_no_record_then = files::create(&directory, name, 0o600);
+        }
+    }
+}
+
+/// Returns the warning that huge text gains little on a host that splits huge pages; `None` if the warning about this
+/// program has appeared within a day.
+pub fn warning_of_today(program: &[u8]) -> Option<&'static str> {
+    first_today(&[b"host_splits\0", program].concat()).then_some(
+        "the host of this machine splits huge pages: huge text gains little here, and can lose",
+    )
+}
+
+fn open() -> Option<OwnedFd> {
+    runtime_directory::open("machine").ok()
+}
+
+fn recorded(directory: &OwnedFd) -> Option<bool> {
+    ANSWERS.into_iter().find_map(|(name, answer)| is_of_today(directory, name).then_some(answer))
+}
