@@ -6,12 +6,17 @@ use std::time::{Duration, Instant};
 
 use support::attaching::{ctl, started};
 use support::child::eventually;
-use support::{Held, Kind, Public, Run, installed, is_root, program, require};
+use support::{Held, Kind, Public, Run, extent, installed, is_root, program, require};
 
 use super::ATTACKER;
 
-/// The number of attaches to each program, whose threads race with the stop.
-const ROUNDS: u32 = 200;
+/// Most attaches until a program's own threads have looked at a stop: on a busy machine they miss many.
+const MOST: usize = 200;
+
+/// Returns the number of attaches and reverts of a program, whose threads race with the stop.
+fn rounds_of_race() -> usize {
+    extent::rounds(60)
+}
 
 fn can() -> bool {
     is_root()
@@ -35,7 +40,7 @@ fn started_as(front: &[&str], path: &PathBuf, mode: &str) -> Held {
 
 /// Attaches and reverts. Each command may fail, because the program interferes.
 fn rounds(pid: i32) {
-    for _ in 0..ROUNDS / 2 {
+    for _ in 0..rounds_of_race() / 2 {
         for command in ["attach", "revert"] {
             let pid = pid.to_string();
             let args = [command, "-q", &pid];
@@ -104,8 +109,7 @@ fn a_thread_with_fewer_rights_is_never_scheduled_first() {
     for front in fronts {
         let path = if front == ["env"] { &owned } else { &path };
         let mut held = started_as(front, path, "fork");
-        // On a busy machine many stops pass before the program's own threads get to look.
-        for round in 1..=ROUNDS {
+        for round in 1..=MOST {
             ctl(["attach", "-q", &held.pid().to_string()]);
             ctl(["revert", "-q", &held.pid().to_string()]);
             let has_seen = held.has_said("forked") || !cfg!(target_arch = "x86_64");
@@ -141,7 +145,7 @@ fn priority_ends_while_the_stop_lasts() {
         let mut held = started_as(front, &path, "spin");
         let pid = held.pid().to_string();
         // The program may miss a stop.
-        let mut commands = ["attach", "revert"].iter().cycle().take(ROUNDS as usize);
+        let mut commands = ["attach", "revert"].iter().cycle().take(MOST);
         let tool = loop {
             let command = commands.next().expect("it never made its own call");
             let mut tool = started(&[], support::tiexecctl(), [command, "-q", pid.as_str()]);
@@ -185,7 +189,7 @@ fn what_a_followed_program_becomes_is_not_scheduled_first() {
     let script = format!("{} {} fork; exit $?", ATTACKER.join(" "), path.display());
     let run = Run::new("sh", ["-c", &script]).options(["--follow", "--backing=image"]);
     // Each program is stopped once or twice, and may miss a stop.
-    let forked = (0..ROUNDS).any(|_| {
+    let forked = (0..MOST).any(|_| {
         let mut held = run.hold();
         let until = Instant::now() + support::child::patience(Duration::from_secs(2));
         while !held.has_said("forked") && Instant::now() < until {

@@ -105,7 +105,8 @@ pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advi
         warn("cannot advise: the kernel has no transparent huge pages");
         exit::FAILED
     })?;
-    let mut progress = Progress::default();
+    // A command writes to the same terminal.
+    let mut progress = Progress::unless(!options.command.is_empty());
     let Gathered { pid, sampled, refused, comm, tally, known, counted, clock, lasted } =
         gather::gather(doing, pids, options, pages, &mut progress)?;
     progress.at(|| "estimating".to_owned());
