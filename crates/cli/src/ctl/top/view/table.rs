@@ -80,7 +80,9 @@ fn columns(width: u16, agent: bool, units: u16) -> Vec<Column> {
     let all = |columns: &[Column]| columns.iter().map(|it| it.length() + SPACING).sum::<u16>();
     let cost = number("COST MiB", None, 8);
     if width >= all(&columns) + cost.length() + SPACING + NAME {
-        columns.push(cost);
+        // The rule and the outcome stay beside each other.
+        let rules = columns.iter().position(|it| it.title == "RULE").unwrap_or(columns.len());
+        columns.insert(rules, cost);
     }
     if agent && width >= OUTCOME {
         columns.push(words("OUTCOME", None, Constraint::Length(24)));
