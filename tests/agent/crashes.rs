@@ -5,10 +5,10 @@ use std::path::Path;
 
 use support::attaching::{json, switched};
 use support::child::eventually;
-use support::programs::{Cgo, build_go};
+use support::programs::{Cgo, build_go, java_of};
 use support::{Held, Run, installed, is_root, require};
 
-use crate::{Files, eventually_switched, has_guard, hold, stop};
+use crate::{Files, attach_rule, eventually_switched, has_guard, hold, stop};
 
 const OTHER_USER: [&str; 4] = ["setpriv", "--reuid=1717", "--regid=1717", "--clear-groups"];
 
@@ -269,4 +269,91 @@ fn a_go_program_that_faults_has_crashed() {
     end(again, "\n", 7);
     let said = stop(agent);
     assert!(said.contains("crashed by SIGSEGV") && said.contains("/a/crash"), "{said}");
+}
+
+/// Starts a program again and again: it crashes without a switch, ends with each of these exit statuses after a switch, and
+/// crashes by SIGABRT after a switch. Only the last end counts. `begin` starts the program, which says `ready` and reads
+/// a line: `crash`, or the number of a status.
+fn ends_of_a_runtime(exe: &Path, crash: &str, statuses: &[i32], begin: &dyn Fn() -> Held) {
+    let files = Files::new();
+    let rule = attach_rule("runtime", exe);
+    let end = |mut held: Held, line: &str| {
+        held.write(format!("{line}\n").as_bytes());
+        held.finish()
+    };
+    let ready = || {
+        let mut held = begin();
+        held.wait_line("ready");
+        held
+    };
+    let switched_one = || {
+        let held = ready();
+        eventually_switched(&held);
+        held
+    };
+    // The agent would switch this one in an hour.
+    files.write("runtime.toml", &rule.replace("\"100ms\"", "\"1h\""));
+    let agent = files.agent();
+    let own = ready();
+    assert_eq!(switched(own.pid()), 0);
+    end(own, crash).assert_signal(libc::SIGABRT);
+    let said = stop(agent);
+    assert!(!said.contains("crashed by"), "{said}");
+    assert_eq!(files.quarantine(&[]).out(), "", "{said}");
+
+    files.write("runtime.toml", &rule);
+    let mut agent = files.agent();
+    for &status in statuses {
+        end(switched_one(), &status.to_string()).assert_code(status);
+    }
+    // The agent has heard of those ends once it has attached to the next process.
+    let last = switched_one();
+    assert_eq!(files.quarantine(&[]).out(), "", "{}", agent.err_text());
+    end(last, crash).assert_signal(libc::SIGABRT);
+    eventually_in_quarantine(&files, 1);
+    let again = ready();
+    eventually_instead(&files, &again, "quarantined");
+    assert_eq!(switched(again.pid()), 0);
+    end(again, "7").assert_code(7);
+    let said = stop(agent);
+    let exe = exe.display().to_string();
+    assert!(said.contains("crashed by SIGABRT") && said.contains(&exe), "{said}");
+}
+
+/// A JVM reports a fault in `hs_err`, and ends by SIGABRT, which a shell shows as 134.
+#[test]
+fn a_jvm_that_faults_has_crashed() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let java = java_of("Dies", include_str!("../programs/Dies.java"));
+    require!(java.is_some(), "no JDK");
+    let (java, dir) = java.expect("just looked");
+    let report = dir.path().join("hs_err.log");
+    let file = format!("-XX:ErrorFile={}", report.display());
+    let path = dir.path().display().to_string();
+    let begin = || {
+        let no_core = ["prlimit", "--core=0"];
+        Run::new(&java, [&file, "-cp", &path, "Dies"]).plain().behind(&no_core).start()
+    };
+    // 1 is also the status of an uncaught exception.
+    ends_of_a_runtime(&java, "fault", &[134, 1], &begin);
+    assert!(report.exists(), "the JVM wrote its report");
+}
+
+/// node has no handler for the signals of a crash. A script may choose the statuses that a shell shows for them.
+#[test]
+fn a_node_that_aborts_has_crashed() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let node = support::Fresh::installed("node");
+    require!(node.is_some(), "no node");
+    let node = node.expect("just looked");
+    let script = "console.log('ready'); process.stdin.once('data', (line) => {
+        const word = String(line).trim();
+        if (word === 'abort') process.abort();
+        process.exit(Number(word));
+    });";
+    let begin = || {
+        let no_core = ["prlimit", "--core=0"];
+        Run::new(node.path(), ["-e", script]).plain().behind(&no_core).start()
+    };
+    ends_of_a_runtime(node.path(), "abort", &[132, 133, 134], &begin);
 }

@@ -318,9 +318,14 @@ pub const BUSY_NODE: &str = "const {Worker}=require('worker_threads'),{execFileS
     const c=execFileSync('/bin/echo',['child']).toString().trim();\
     new Worker(\"require('worker_threads').parentPort.postMessage(6*7)\",{eval:true}).on('message',m=>console.log(h,r,c,m))";
 
-/// `java`, and a directory with `Busy` compiled for it; `None` without a JDK. `java` and its `libjvm.so` are private
-/// copies in the directory, which stay in small folios. All else that `java` reads is the machine's.
+/// `java`, and a directory with `Busy` compiled for it; see [`java_of`].
 pub fn busy_java() -> Option<(PathBuf, tempfile::TempDir)> {
+    java_of("Busy", include_str!("../../programs/Busy.java"))
+}
+
+/// `java`, and a directory with this class compiled for it; `None` without a JDK. `java` and its `libjvm.so` are private
+/// copies in the directory, which stay in small folios. All else that `java` reads is the machine's.
+pub fn java_of(class: &str, text: &str) -> Option<(PathBuf, tempfile::TempDir)> {
     let (java, javac) = super::installed("java").zip(super::installed("javac"))?;
     let java = java.canonicalize().ok()?;
     let home = java.parent()?.parent()?;
@@ -334,8 +339,8 @@ pub fn busy_java() -> Option<(PathBuf, tempfile::TempDir)> {
         super::fresh::keep_small(&copy);
     }
     let java = own.join("bin/java");
-    let source = dir.path().join("Busy.java");
-    std::fs::write(&source, include_str!("../../programs/Busy.java")).expect("a file");
+    let source = dir.path().join(format!("{class}.java"));
+    std::fs::write(&source, text).expect("a file");
     let built = Command::new(javac).arg(&source).output().expect("javac");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     Some((java, dir))
