@@ -4,126 +4,8 @@
 use serde_json::Value;
 
 use support::attaching::{attach, ctl, small};
-use support::child::tool;
-use support::{Held, Kind, Run, installed, program, require};
-
-fn browser() -> Option<String> {
-    let names = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
-    names.into_iter().find(|name| installed(name).is_some()).map(str::to_owned)
-}
-
-/// Returns the text between the first `from` and the next `to`.
-fn between<'a>(text: &'a str, from: &str, to: &str) -> Option<&'a str> {
-    let (_, rest) = text.split_once(from)?;
-    Some(rest.split_once(to)?.0)
-}
-
-/// Panics unless each number on the page equals that of its JSON. Returns the count of numbers.
-fn assert_numbers(html: &str) -> usize {
-    let json = between(html, "id=\"data\">", "</script>").expect("the JSON");
-    let json: Value = serde_json::from_str(json).expect("JSON");
-    let numbers: Vec<&str> = html.split("<data ").skip(1).collect();
-    for number in &numbers {
-        let value = between(number, "value=\"", "\"").expect("a value");
-        let pointer = between(number, "data-json=\"", "\"").expect("a place");
-        let shown = between(number, ">", "</data>").expect("a text");
-        let meant = json.pointer(pointer).unwrap_or_else(|| panic!("{pointer}"));
-        let meant = meant.as_f64().expect("a number");
-        // Parsing JSON may change the last bit.
-        let value: f64 = value.parse().expect("a number");
-        assert!((meant - value).abs() <= meant.abs() * 1e-12, "{pointer}: {value} of {meant}");
-        // The page shows the rounded value: in percent, in MiB, in milliseconds or without a unit.
-        if let Some(bound) = shown.strip_prefix("&gt;") {
-            assert!(meant >= bound.parse().expect("a number"), "{pointer}: {shown} of {meant}");
-            continue;
-        }
-        let (text, unit) = shown.split_once(' ').unwrap_or((shown, ""));
-        let read: f64 = text.parse().unwrap_or_else(|e| panic!("{shown}: {e}"));
-        let scales: &[f64] = match unit {
-            "%" | "ms" => &[100.0, 1000.0],
-            "MiB" => &[1.0 / 1_048_576.0],
-            "s" => &[1.0, 0.001],
-            "M" => &[1e-6],
-            _ => &[1.0],
-        };
-        let near = |scale: &f64| (meant * scale - read).abs() <= 0.051_f64.max(read.abs() * 0.001);
-        assert!(scales.iter().any(near), "{pointer}: {shown} of {meant}");
-    }
-    numbers.len()
-}
-
-/// Panics if the page needs horizontal scrolling on a narrow screen such as a telephone's.
-fn assert_narrow(browser: &str, page: &std::path::Path) {
-    let html = std::fs::read_to_string(page).expect("a page");
-    let asks = "<script>const root = document.documentElement; \
-                root.dataset.room = `${root.clientWidth} ${root.scrollWidth} `;</script></body>";
-    let asking = page.with_file_name("narrow.html");
-    std::fs::write(&asking, html.replace("</body>", asks)).expect("a page");
-    let dom = shown(browser, &asking);
-    let room = between(&dom, "data-room=\"", " \"").expect("both widths");
-    let (has, takes) = room.split_once(' ').expect("both widths");
-    let number = |text: &str| text.parse::<u32>().expect("a width");
-    assert!(number(has) < 500 && number(takes) <= number(has), "{room}");
-}
-
-/// Makes the browser print the page, with a dark or a light colour scheme. Returns the document.
-fn printed(browser: &str, page: &std::path::Path, scheme: &str) -> Vec<u8> {
-    let home = tempfile::tempdir().expect("a directory");
-    let pdf = home.path().join("page.pdf");
-    let done = tool(&[
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-pdf-header-footer",
-        &format!("--user-data-dir={}", home.path().display()),
-        &format!("--blink-settings=preferredColorScheme={scheme}"),
-        &format!("--print-to-pdf={}", pdf.display()),
-        &format!("file://{}", page.display()),
-    ]);
-    std::fs::read(&pdf).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&done.stderr)))
-}
-
-/// Panics unless the page prints the same with both colour schemes, with a page of paper for each section.
-fn assert_print(browser: &str, page: &std::path::Path) {
-    // 0 is dark, 1 is light.
-    let [dark, light] = ["0", "1"].map(|scheme| printed(browser, page, scheme));
-    let count =
-        |pdf: &[u8], words: &[u8]| pdf.windows(words.len()).filter(|at| *at == words).count();
-    let sections = std::fs::read_to_string(page).expect("a page").matches("<section>").count();
-    let pages = count(&light, b"/Type /Page\n");
-    assert!(sections > 1 && pages >= sections, "{pages} pages for {sections} sections");
-    // Only the time of creation, and values derived from it, may differ.
-    let streams = |pdf: &[u8]| {
-        let text = String::from_utf8_lossy(pdf).into_owned();
-        text.split("stream\n").skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>()
-    };
-    assert!(streams(&dark) == streams(&light), "a dark screen prints another page");
-}
-
-/// Makes the browser show the page. Returns the resulting document. Panics if there is output on the console.
-fn shown(browser: &str, file: &std::path::Path) -> String {
-    let page = format!("file://{}", file.display());
-    let home = tempfile::tempdir().expect("a directory");
-    let profile = format!("--user-data-dir={}", home.path().display());
-    let done = tool(&[
-        browser,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        &profile,
-        "--window-size=400,800",
-        "--enable-logging=stderr",
-        "--v=0",
-        "--dump-dom",
-        &page,
-    ]);
-    let said = String::from_utf8_lossy(&done.stderr);
-    let complaints: Vec<&str> =
-        said.lines().filter(|line| line.contains("CONSOLE") || line.contains("net::ERR")).collect();
-    assert!(complaints.is_empty(), "{complaints:?}");
-    String::from_utf8_lossy(&done.stdout).into_owned()
-}
+use support::page::{after, assert_narrow, assert_numbers, assert_print, between, browser, shown};
+use support::{Held, Kind, Run, install, program, require};
 
 #[test]
 fn of_a_process() {
@@ -147,6 +29,11 @@ fn of_a_process() {
         "class=\"now\"",
         "class=\"hot\"",
         "Next: ",
+        "Processor time saved, and memory",
+        "<dt>Host</dt>",
+        " 300 600</code></dd>",
+        "The TLB is ",
+        "href=\"file:///usr/share/doc/tiexec/measuring.md\"",
         " UTC; ",
         "Linux ",
         "TiExec ",
@@ -154,6 +41,11 @@ fn of_a_process() {
         assert!(html.contains(part), "{part}");
     }
     assert!(!html.contains("src=") && !html.contains("url("), "nothing from elsewhere");
+    // What is saved comes first, then its cost, and what is huge comes before where it executes.
+    let order = ["<h2>Processor", "Memory: ", "<h2>Coverage", "<h2>Heat", "<h2>Footprint"];
+    let memory = html.find("<th scope=\"col\">memory</th>");
+    let places = order.map(|part| html.find(part).or(memory).expect("a section"));
+    assert!(places.is_sorted(), "{places:?}");
     let json = between(&html, "id=\"data\">", "</script>").expect("the JSON");
     let json: Value = serde_json::from_str(json).expect("JSON");
     let process = &json["process"];
@@ -238,6 +130,8 @@ fn in_a_browser() {
     ctl(["report", "--duration", "1s", "-o", &out, &held.pid().to_string()]).assert_code(0);
     let dom = shown(&browser, &page);
     assert!(assert_numbers(&dom) > 10, "{dom}");
+    // The page's own script has run: its policy allows it.
+    assert!(dom.contains("<th scope=\"col\" tabindex=\"0\">"), "{dom}");
     assert_narrow(&browser, &page);
     assert_print(&browser, &page);
     ctl([
@@ -253,10 +147,105 @@ fn in_a_browser() {
 }
 
 #[test]
+fn tables_sort() {
+    let browser = browser();
+    require!(browser.is_some(), "no chromium");
+    let dir = tempfile::tempdir().expect("a directory");
+    let (figures, page) = (dir.path().join("bench.json"), dir.path().join("page.html"));
+    let work = program("work", Kind::DynamicNoPie).to_string_lossy().into_owned();
+    let export = format!("--export-json={}", figures.display());
+    ctl(["bench", "-r", "6", "-w", "0", &export, "--", &work, "2000", "0"]).assert_code(0);
+    let out = page.to_string_lossy().into_owned();
+    ctl(["report", "-o", &out, &figures.to_string_lossy()]).assert_code(0);
+    let medians = |dom: &str| -> Vec<f64> {
+        let rows = between(dom, "<tbody>", "</tbody>").expect("a table").split("<tr>").skip(1);
+        let plain = |row: &str| between(row, "value=\"", "\"").and_then(|value| value.parse().ok());
+        rows.map(|row| plain(row).expect("a median")).collect()
+    };
+    let browser = browser.expect("just looked");
+    let click = "document.querySelector('table.wide th:nth-child(2)').click();";
+    for (clicks, is_sorted) in [
+        (1, (|all: &[f64]| all.is_sorted_by(|one, other| one >= other)) as fn(&[f64]) -> bool),
+        (2, |all| all.is_sorted()),
+    ] {
+        let all = medians(&after(&browser, &page, &click.repeat(clicks)));
+        assert!(all.len() > 3 && is_sorted(&all), "{clicks}: {all:?}");
+    }
+}
+
+/// A program names its file, its arguments and itself. None of them becomes a part of the page.
+#[test]
+fn a_name_that_looks_like_markup() {
+    let evil = "</script><img src=x onerror=document.title=1>";
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join(evil);
+    std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
+    install(&program("hotset", Kind::DynamicNoPie), &path, 0o755);
+    let mut held = Run::new(&path, ["300", "600", evil]).plain().start();
+    held.wait_line("spinning");
+    let page = dir.path().join("page.html");
+    let (out, pid) = (page.display().to_string(), held.pid().to_string());
+    ctl(["report", "--duration", "1s", "-o", &out, &pid]).assert_code(0).assert_silent();
+    let html = std::fs::read_to_string(&page).expect("a page");
+    assert!(html.contains("script&gt;&lt;img src=x onerror"), "the name is on the page: {html}");
+    assert!(!html.contains("<img") && html.matches("<script").count() == 2, "{html}");
+    assert!(html.matches("</script>").count() == 2, "{html}");
+    assert!(assert_numbers(&html) > 10, "{html}");
+    let browser = browser();
+    require!(browser.is_some(), "no chromium");
+    let browser = browser.expect("just looked");
+    let dom = shown(&browser, &page);
+    assert!(!dom.contains("<img") && !dom.contains("<title>1"), "{dom}");
+    assert_narrow(&browser, &page);
+}
+
+#[test]
+fn of_a_scan() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (json, page) = (dir.path().join("scan.json"), dir.path().join("page.html"));
+    let copy = small("hotset", Kind::DynamicNoPie);
+    let mut held = Run::new(copy.path(), ["1500", "600"]).plain().start();
+    held.wait_line("spinning");
+    let done = ctl(["scan", "--json", "--duration", "2s"]);
+    std::fs::write(&json, done.assert_code(0).out()).expect("a file");
+    let out = page.display().to_string();
+    ctl(["report", "-o", &out, &json.to_string_lossy()]).assert_code(0).assert_silent();
+    let html = std::fs::read_to_string(&page).expect("a page");
+    assert!(assert_numbers(&html) > 3, "{html}");
+    for part in ["<h1>Scan of ", "<h2>Programs</h2>", "hotset", "measured ", " UTC by TiExec "] {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+    let browser = browser();
+    require!(browser.is_some(), "no chromium");
+    let browser = browser.expect("just looked");
+    assert_eq!(assert_numbers(&shown(&browser, &page)), assert_numbers(&html));
+    assert_narrow(&browser, &page);
+    assert_print(&browser, &page);
+}
+
+/// A page that has nothing to sample proposes the whole command, with its output.
+#[test]
+fn the_next_command_is_whole() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let out = dir.path().join("page.html").display().to_string();
+    let copy = small("hold", Kind::DynamicNoPie);
+    let held = Run::new(copy.path(), ["7"]).plain().hold();
+    let pid = held.pid().to_string();
+    let done = ctl(["report", "--duration", "200ms", "-o", &out, &pid]);
+    done.assert_code(1);
+    let whole = format!("fix: `tiexecctl report --output {out} --duration 6s {pid}` ");
+    assert!(done.err().contains(&whole), "{done}");
+    held.finish().assert_code(7);
+}
+
+#[test]
 fn of_what_is_neither() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("file").to_string_lossy().into_owned();
-    for content in ["", "{}", "[1]", "{\"kind\":\"bench\",\"schema\":1}", "\u{0}"] {
+    let odd = ["", "{}", "[1]", "\u{0}"].map(str::to_owned).into_iter();
+    let empty =
+        ["bench", "canary", "scan"].map(|kind| format!("{{\"kind\":\"{kind}\",\"schema\":1}}"));
+    for content in odd.chain(empty) {
         std::fs::write(&file, content).expect("a file");
         let done = ctl(["report", &file]);
         done.assert_code(1);

@@ -1,6 +1,9 @@
 //! A canary ends as soon as the verdict is known. It keeps copies that are better, and reverts others.
 
-use support::attaching::{json, switched};
+use serde_json::Value;
+
+use support::attaching::{ctl, json, switched};
+use support::page::{assert_narrow, assert_numbers, assert_print, browser, shown};
 use support::smaps::children;
 use support::{is_root, require};
 
@@ -25,6 +28,7 @@ fn what_is_better_is_kept_by_all_processes() {
     assert!(low > 1.005, "{found}");
     let family: Vec<i32> = children(server.pid()).into_iter().chain([server.pid()]).collect();
     assert_eq!(family.len(), 3);
+    assert_page(&done.out(), &found);
     for pid in family {
         assert!(switched(pid) > 0, "{pid} is on copies");
     }
@@ -44,6 +48,34 @@ fn what_is_better_is_kept_by_all_processes() {
     again.assert_code(1);
     assert!(again.err().contains("by tiexec already; fix: tiexecctl revert "), "{again}");
     server.finish();
+}
+
+/// Checks the page that `report` makes of this JSON.
+fn assert_page(text: &str, found: &Value) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (json, page) = (dir.path().join("canary.json"), dir.path().join("page.html"));
+    std::fs::write(&json, text).expect("a file");
+    let out = page.display().to_string();
+    ctl(["report", "-o", &out, &json.to_string_lossy()]).assert_code(0).assert_silent();
+    let html = std::fs::read_to_string(&page).expect("a page");
+    assert!(assert_numbers(&html) > 8, "{html}");
+    // The interval became narrower with each pair.
+    let history = found["history"].as_array().expect("the history");
+    assert_eq!(Some(history.len() as u64), found["pairs"].as_u64(), "{found}");
+    assert_eq!(history.last().expect("a pair")["low"], found["per_cpu_second"]["low"], "{found}");
+    for part in
+        ["<p class=\"verdict\">better", "class=\"band\"", "Memory: the copies take ", "Next: "]
+    {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+    let undo = found["next"]["command"].as_str().expect("a command");
+    assert!(undo.starts_with("tiexecctl revert --exe ") && html.contains(undo), "{undo}: {html}");
+    let browser = browser();
+    require!(browser.is_some(), "no chromium");
+    let browser = browser.expect("just looked");
+    assert_eq!(assert_numbers(&shown(&browser, &page)), assert_numbers(&html));
+    assert_narrow(&browser, &page);
+    assert_print(&browser, &page);
 }
 
 #[test]

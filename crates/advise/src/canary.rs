@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::next::Next;
 use crate::sequential::{CONFIDENCE, Interval, TOLERANCE, Verdict};
 
 /// With fewer hosts the combined verdict claims nothing.
@@ -59,6 +60,138 @@ pub struct Finding {
     pub machine: String,
     /// The time of the finding, in seconds since 1970.
     pub when: u64,
+}
+
+/// The ratio after a pair.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct AtPair {
+    /// The pairs so far.
+    pub pairs: usize,
+    /// The ratio, and its interval.
+    #[serde(flatten)]
+    pub ratio: Interval,
+}
+
+/// The ratios after the pairs of a canary. Its length is limited, however long a canary lasts: of a long canary, it has
+/// every second pair, or every fourth, and so on, and always the last pair.
+#[derive(Clone, PartialEq, Debug)]
+pub struct History {
+    points: Vec<AtPair>,
+    /// Every so many pairs count.
+    every: usize,
+}
+
+impl Default for History {
+    fn default() -> Self {
+        Self { points: Vec::new(), every: 1 }
+    }
+}
+
+impl History {
+    /// Most points, except the last one.
+    pub const MOST: usize = 512;
+
+    /// Adds the ratio after a further pair.
+    pub fn push(&mut self, point: AtPair) {
+        let every = self.every;
+        // The last point stands for now. It stays only if its pair counts.
+        self.points.pop_if(|last| last.pairs % every != 0);
+        self.points.push(point);
+        if self.points.len() > Self::MOST {
+            self.every *= 2;
+            let every = self.every;
+            self.points.retain(|kept| kept.pairs % every == 0 || *kept == point);
+        }
+    }
+
+    /// Returns the ratios, the first pair first.
+    pub fn points(&self) -> &[AtPair] {
+        &self.points
+    }
+}
+
+/// The account of one canary: the JSON of `tiexecctl canary`.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Account {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// `canary`.
+    pub kind: String,
+    /// The path of the program.
+    pub exe: String,
+    /// The claim.
+    pub verdict: Verdict,
+    /// Why it ended, in a word.
+    pub ended: String,
+    /// Why the guard objected, why the verdict is not kept, or why a pair was left out last.
+    pub reason: Option<String>,
+    /// True if the copies are kept.
+    pub kept: bool,
+    /// True if the verdict is kept.
+    pub verdict_kept: bool,
+    /// The ratio above which the verdict is "better".
+    pub keep_above: f64,
+    /// The confidence of the intervals.
+    pub confidence: f64,
+    /// The ratio of work per processor time.
+    pub per_cpu_second: Interval,
+    /// The ratio of work per wall-clock time.
+    pub per_second: Interval,
+    /// The source of the processor time: `cgroup` or `processes`.
+    pub cpu_time: String,
+    /// The pairs that count.
+    pub pairs: usize,
+    /// The pairs that could not be measured.
+    pub pairs_left_out: usize,
+    /// How many more pairs a verdict would take.
+    pub more_pairs: Option<usize>,
+    /// How many more pairs would show a ratio of 1.02.
+    pub more_pairs_for_2_percent: Option<usize>,
+    /// The length of a slice, in seconds.
+    pub slice_s: f64,
+    /// The length of the canary, in seconds.
+    pub lasted_s: f64,
+    /// How often the processes switched.
+    pub switches: usize,
+    /// The time of all switches, in seconds.
+    pub switching_s: f64,
+    /// The time of the longest switch, in seconds.
+    pub longest_switch_s: f64,
+    /// The subject of the verdict.
+    pub subject: Subject,
+    /// The text of the process that used most processor time, which the copies hold, in bytes; `None` if an earlier
+    /// version wrote the account, as for all that follows.
+    #[serde(default)]
+    pub copied_bytes: Option<u64>,
+    /// [`Account::per_cpu_second`] after each pair; see [`History`].
+    #[serde(default)]
+    pub history: Vec<AtPair>,
+    /// The name of the host.
+    #[serde(default)]
+    pub host: Option<String>,
+    /// The systemd unit, where there is one.
+    #[serde(default)]
+    pub unit: Option<String>,
+    /// The command line of the process that used most processor time.
+    #[serde(default)]
+    pub command: Vec<String>,
+    /// The processor and the kernel.
+    #[serde(default)]
+    pub machine: Option<String>,
+    /// The time when it ended (UTC).
+    #[serde(default)]
+    pub date: Option<String>,
+    /// The version of TiExec.
+    #[serde(default)]
+    pub version: Option<String>,
+    /// The next step.
+    #[serde(default)]
+    pub next: Option<Next>,
+}
+
+impl Account {
+    /// The value of `kind` in JSON.
+    pub const KIND: &'static str = "canary";
 }
 
 /// Combines the findings of several hosts, by subject. If one machine has two findings about the same subject, the
@@ -195,6 +328,20 @@ mod tests {
             machine: machine.to_string(),
             when: 1,
         }
+    }
+
+    #[test]
+    fn a_history_is_short_and_has_the_last_pair() {
+        let mut history = History::default();
+        for pairs in 1..=100_000 {
+            let ratio = Interval { estimate: Some(pairs as f64), low: None, high: None };
+            history.push(AtPair { pairs, ratio });
+            assert!(history.points().len() <= History::MOST + 1, "{pairs}");
+            assert_eq!(history.points().last().map(|point| point.pairs), Some(pairs));
+        }
+        let points = history.points();
+        assert!(points.len() > History::MOST / 4, "{}", points.len());
+        assert!(points.is_sorted_by(|one, other| one.pairs < other.pairs));
     }
 
     #[test]

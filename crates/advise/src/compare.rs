@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::SCHEMA;
 
+use crate::next::Next;
+
 /// The confidence of an interval. It is high because several figures are compared at once and benchmarks are repeated.
 pub const CONFIDENCE: f64 = 0.99;
 /// With fewer rounds nothing is claimed.
@@ -140,18 +142,32 @@ impl Comparison {
         }
     }
 
-    /// Describes how many rounds, and how long, it would take to show a difference of [`SMALL`]. An interval from four
-    /// times as many rounds is half as wide. The present estimate is not used, because it is only chance so far.
-    fn enough_rounds(&self, Ratio { low, high, .. }: Ratio, round_s: Option<f64>) -> String {
+    /// Returns the saved share of the processor time and its interval, if the figure is about processor time.
+    fn saved(&self) -> Option<(f64, [f64; 2])> {
+        let Ratio { estimate, low, high } = self.ratio?;
+        Some(match self.better? {
+            Better::Less => (1.0 - estimate, [1.0 - high, 1.0 - low]),
+            Better::More => (saved_of(estimate), [saved_of(low), saved_of(high)]),
+        })
+    }
+
+    /// Returns the number of rounds that would show a difference of [`SMALL`]; `None` if an option does not take so many.
+    /// An interval from four times as many rounds is half as wide. The present estimate is not used, because it is only
+    /// chance so far.
+    fn rounds_needed(&self, Ratio { low, high, .. }: Ratio) -> Option<f64> {
         let reach = (high / low).ln() / 2.0;
         let rounds = self.plain.values.len() as f64 * (reach / SMALL.ln_1p()).powi(2) * MARGIN;
-        let share = SMALL * 100.0;
-        if rounds > MOST_ROUNDS {
-            return format!("it would take more than {MOST_ROUNDS:.0} rounds to show {share:.0} %");
-        }
         // The number is rounded up to two digits.
         let step = 10.0_f64.powf((rounds.log10() - 1.0).floor().max(0.0));
-        let rounds = (rounds / step).ceil() * step;
+        (rounds <= MOST_ROUNDS).then(|| (rounds / step).ceil() * step)
+    }
+
+    /// Describes [`Comparison::rounds_needed`] in words.
+    fn enough_rounds(&self, ratio: Ratio, round_s: Option<f64>) -> String {
+        let share = SMALL * 100.0;
+        let Some(rounds) = self.rounds_needed(ratio) else {
+            return format!("it would take more than {MOST_ROUNDS:.0} rounds to show {share:.0} %");
+        };
         let lasts = round_s.map_or(String::new(), |each| format!(", {}", duration(rounds * each)));
         format!("about {rounds:.0} rounds (-r {rounds:.0}{lasts}) would show {share:.0} %")
     }
@@ -202,6 +218,11 @@ impl Comparison {
             }
         }
     }
+}
+
+/// Returns the saved share of the processor time, by the ratio of work per processor time.
+pub fn saved_of(ratio: f64) -> f64 {
+    1.0 - 1.0 / ratio
 }
 
 /// Describes a time, given in seconds, in a readable unit.
@@ -331,6 +352,15 @@ pub struct Bench {
     /// The version of TiExec; `None` if an earlier version wrote the result.
     #[serde(default)]
     pub version: Option<String>,
+    /// The name of the host; `None` if an earlier version wrote the result, as for the next two.
+    #[serde(default)]
+    pub host: Option<String>,
+    /// The systemd unit of the process that the bench attached to.
+    #[serde(default)]
+    pub service: Option<String>,
+    /// The options of the bench itself, except the number of rounds.
+    #[serde(default)]
+    pub arguments: Option<Vec<String>>,
     /// The figures that were compared; the first is the subject of the bench.
     pub metrics: Vec<Comparison>,
 }
@@ -359,33 +389,80 @@ impl Bench {
         escape::json(self)
     }
 
-    /// Returns the next step for the first figure, in words; `None` without a figure.
-    pub fn next(&self) -> Option<String> {
+    /// Returns the figure about processor time: the work per CPU second or, if the subject is the time of a command, its
+    /// time in user mode. `None` if the subject is a figure of the command's own: only the user knows what it is about.
+    pub fn processor(&self) -> Option<&Comparison> {
         let first = self.metrics.first()?;
-        let command = || {
-            let options = self.options.iter().map(|option| format!(" {option}"));
-            let options: String = options.collect();
-            match self.pid {
-                Some(pid) => format!("tiexecctl attach{options} {pid}"),
-                None => format!("tiexec{options} {}", self.command.join(" ")),
+        match (first.unit.as_str(), first.name.as_str()) {
+            ("/CPU s", _) => Some(first),
+            (_, "wall time") => self.metrics.iter().find(|metric| metric.name == "user time"),
+            _ => None,
+        }
+    }
+
+    /// Returns the saved share of the processor time, and its interval.
+    pub fn saved(&self) -> Option<(f64, [f64; 2])> {
+        self.processor()?.saved()
+    }
+
+    /// Returns the next step for the first figure; `None` without a figure.
+    pub fn next(&self) -> Option<Next> {
+        let first = self.metrics.first()?;
+        let use_it = || {
+            let mut words = vec![if self.pid.is_some() { "tiexecctl attach" } else { "tiexec" }];
+            words.extend(self.options.iter().map(String::as_str));
+            let pid = self.pid.map(|pid| pid.to_string());
+            match &pid {
+                Some(pid) => words.push(pid),
+                None => words.extend(std::iter::once("--").chain(self.command())),
             }
+            in_shell(&words)
+        };
+        // An earlier version did not write its options down.
+        let again = |words: String, rounds: Option<f64>| Next {
+            words,
+            command: rounds.and_then(|rounds| self.again(rounds)),
         };
         Some(match (first.finding, first.is_better(), first.ratio) {
-            (_, Some(true), _) => format!("use it: {}", command()),
-            (_, Some(false), _) => "leave it plain".to_owned(),
+            (_, Some(true), _) => Next::command("use it:", use_it()),
+            (_, Some(false), _) => Next::words("leave it plain."),
             (Finding::TooNoisy, _, Some(ratio)) => {
-                format!("measure again: {}", first.enough_rounds(ratio, self.round_s))
+                let words = format!("measure again: {}.", first.enough_rounds(ratio, self.round_s));
+                again(words, first.rounds_needed(ratio))
             }
-            (Finding::TooFewRounds, ..) => format!("measure again with -r {ENOUGH_ROUNDS} or more"),
-            (Finding::NoDifference, ..) => "leave it plain: nothing is gained".to_owned(),
-            (Finding::Less | Finding::More, ..) => {
-                format!("if that is better: {}", command())
-            }
+            (Finding::TooFewRounds, ..) => again(
+                format!("measure again, with {ENOUGH_ROUNDS} rounds or more."),
+                Some(ENOUGH_ROUNDS as f64),
+            ),
+            (Finding::NoDifference, ..) => Next::words("leave it plain: nothing is gained."),
+            (Finding::Less | Finding::More, ..) => Next::command("if that is better:", use_it()),
             (Finding::CannotTell | Finding::TooNoisy, ..) => {
-                "measure again, with another --metric".to_owned()
+                Next::words("measure again, with another --metric.")
             }
         })
     }
+
+    /// Returns the words of the command.
+    fn command(&self) -> impl Iterator<Item = &str> {
+        self.command.iter().map(String::as_str)
+    }
+
+    /// Returns the command that measures again, with another number of rounds.
+    fn again(&self, rounds: f64) -> Option<String> {
+        let rounds = format!("{rounds:.0}");
+        let mut words = vec!["tiexecctl bench", "-r", &rounds];
+        words.extend(self.arguments.as_ref()?.iter().map(String::as_str));
+        if self.pid.is_none() {
+            words.extend(std::iter::once("--").chain(self.command()));
+        }
+        Some(in_shell(&words))
+    }
+}
+
+/// Puts the words of a command together for a shell. The first is the command itself.
+fn in_shell(words: &[&str]) -> String {
+    let (first, rest) = words.split_first().unwrap_or((&"", &[]));
+    rest.iter().fold((*first).to_owned(), |line, word| format!("{line} {}", word.word()))
 }
 
 /// Formats a ratio with few digits. A few scattered rounds can give an interval with a huge end, which is shown as
@@ -439,24 +516,29 @@ fn digits(value: f64) -> String {
 }
 
 impl Comparison {
-    /// Returns the cells of its row in a table: the name with the unit of all figures, the median and the range of each
-    /// way, the ratio, its interval, and the finding.
-    fn cells(&self) -> [String; 8] {
-        let Self { name, unit, plain, tiexec, ratio, finding, .. } = self;
-        let Scale { factor, unit } = Scale::of(plain.median, unit);
-        // The names of rates say the rest of the unit.
-        let unit = unit.trim_end_matches("/CPU s").trim_end_matches("/s").trim_end_matches("CPUs");
-        let name = if unit.is_empty() { name.clone() } else { format!("{name}, {unit}") };
-        let of = |value: f64| digits(value * factor);
-        let range = |sample: &Sample| format!("({}–{})", of(sample.lowest), of(sample.highest));
-        let word = match finding {
+    /// Returns the claim in a word or two.
+    pub(crate) const fn word(&self) -> &'static str {
+        match self.finding {
             Finding::Less => "less",
             Finding::More => "more",
             Finding::NoDifference => "no difference seen",
             Finding::TooNoisy => "too noisy",
             Finding::CannotTell => "cannot tell",
             Finding::TooFewRounds => "too few rounds",
-        };
+        }
+    }
+
+    /// Returns the cells of its row in a table: the name with the unit of all figures, the median and the range of each
+    /// way, the ratio, its interval, and the finding.
+    fn cells(&self) -> [String; 8] {
+        let Self { name, unit, plain, tiexec, ratio, .. } = self;
+        let Scale { factor, unit } = Scale::of(plain.median, unit);
+        // The names of rates say the rest of the unit.
+        let unit = unit.trim_end_matches("/CPU s").trim_end_matches("/s").trim_end_matches("CPUs");
+        let name = if unit.is_empty() { name.clone() } else { format!("{name}, {unit}") };
+        let of = |value: f64| digits(value * factor);
+        let range = |sample: &Sample| format!("({}–{})", of(sample.lowest), of(sample.highest));
+        let word = self.word();
         let better = match self.is_better() {
             Some(true) => ", better",
             Some(false) => ", worse",
@@ -716,6 +798,9 @@ mod tests {
             machine: "m".to_owned(),
             date: None,
             version: Some("1".to_owned()),
+            host: None,
+            service: None,
+            arguments: None,
             metrics: vec![Comparison::new("wall", "s", Some(Better::Less), &pairs)],
         };
         assert_eq!(Bench::from_json(&bench.to_json()), Ok(bench.clone()));
@@ -733,6 +818,70 @@ mod tests {
             ),
             "{bench}"
         );
+    }
+
+    fn of_figures(pid: Option<u32>, metrics: Vec<Comparison>) -> Bench {
+        Bench {
+            schema: SCHEMA,
+            kind: Bench::KIND.to_owned(),
+            command: ["a server", "--port=1"].map(str::to_owned).to_vec(),
+            pid,
+            options: Vec::new(),
+            unit: if pid.is_some() { Unit::Slice } else { Unit::Process },
+            rounds: metrics.first().map_or(0, |metric| metric.plain.values.len()),
+            round_s: None,
+            confidence: CONFIDENCE,
+            huge_plain_bytes: None,
+            huge_tiexec_bytes: None,
+            machine: "m".to_owned(),
+            date: None,
+            version: None,
+            host: None,
+            service: None,
+            arguments: Some(vec!["--metric=./count queries".to_owned()]),
+            metrics,
+        }
+    }
+
+    #[test]
+    fn the_saved_time_is_that_of_the_processor() {
+        let near = |(share, range): (f64, [f64; 2]), wanted: f64| {
+            range.into_iter().chain([share]).all(|one| (one - wanted).abs() < 1e-9)
+        };
+        // A quarter more work in the same time takes a fifth less time for the same work.
+        let rate =
+            |unit: &str| Comparison::new("metric", unit, Some(Better::More), &[(4.0, 5.0); 10]);
+        let bench = of_figures(Some(7), vec![rate("/CPU s"), rate("/s")]);
+        assert!(near(bench.saved().unwrap(), 0.2), "{:?}", bench.saved());
+        let time = |name: &str, tiexec: f64| {
+            Comparison::new(name, "s", Some(Better::Less), &[(10.0, tiexec); 10])
+        };
+        let bench = of_figures(None, vec![time("wall time", 5.0), time("user time", 9.0)]);
+        assert!(near(bench.saved().unwrap(), 0.1), "{:?}", bench.saved());
+        // Only the user knows what another figure says about processor time.
+        let own = Comparison::new("metric", "", None, &[(4.0, 5.0); 10]);
+        assert_eq!(of_figures(None, vec![own, time("user time", 9.0)]).saved(), None);
+        assert_eq!(of_figures(None, Vec::new()).saved(), None);
+    }
+
+    #[test]
+    fn the_next_command_is_whole() {
+        let less =
+            |pairs: &[(f64, f64)]| Comparison::new("wall time", "s", Some(Better::Less), pairs);
+        let next = |pid, pairs: &[(f64, f64)]| of_figures(pid, vec![less(pairs)]).next().unwrap();
+        let better = next(None, &[(10.0, 9.0); 10]);
+        assert_eq!(better.command.as_deref(), Some("tiexec -- 'a server' --port=1"));
+        let attached = next(Some(7), &[(10.0, 9.0); 10]);
+        assert_eq!(attached.command.as_deref(), Some("tiexecctl attach 7"));
+        assert_eq!(next(None, &[(9.0, 10.0); 10]).command, None);
+        let again = "tiexecctl bench -r 6 '--metric=./count queries'";
+        assert_eq!(next(Some(7), &[(1.0, 1.0); 2]).command.as_deref(), Some(again));
+        let again = format!("{again} -- 'a server' --port=1");
+        assert_eq!(next(None, &[(1.0, 1.0); 2]).command, Some(again));
+        // An earlier version did not write its options down.
+        let mut older = of_figures(None, vec![less(&[(1.0, 1.0); 2])]);
+        older.arguments = None;
+        assert_eq!(older.next().unwrap().command, None);
     }
 
     #[test]

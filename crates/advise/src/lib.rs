@@ -13,6 +13,8 @@ pub mod canary;
 pub mod compare;
 pub mod heat;
 pub mod itlb;
+pub mod next;
 pub mod page;
 pub mod samples;
+pub mod scan;
 pub mod sequential;

@@ -114,13 +114,13 @@ pub enum CtlCommand {
         args_conflicts_with_subcommands = true
     )]
     Canary(Box<Canary>),
-    /// Write an HTML page about processes (where they execute, and how much of that is on huge pages) or about a
-    /// benchmark
+    /// Write an HTML page about processes (where they execute, and how much of that is on huge pages), or about a
+    /// benchmark, a canary or a scan
     #[command(
-        override_usage = "tiexecctl report [OPTIONS] PID...\n       tiexecctl report [OPTIONS] SERVICE | --exe FILE | --unit UNIT | --user UNIT\n       tiexecctl report [OPTIONS] BENCH.json",
+        override_usage = "tiexecctl report [OPTIONS] PID...\n       tiexecctl report [OPTIONS] SERVICE | --exe FILE | --unit UNIT | --user UNIT\n       tiexecctl report [OPTIONS] FILE.json",
         mut_arg("pids", |pids| {
-            let help = "The processes, also as lists; the name of a service; or a file of tiexecctl bench --export-json";
-            pids.value_name("PID|SERVICE|BENCH.json").value_parser(NonEmptyStringValueParser::new()).help(help)
+            let help = "The processes, also as lists; the name of a service; or a file with the JSON of tiexecctl bench, canary or scan";
+            pids.value_name("PID|SERVICE|FILE.json").value_parser(NonEmptyStringValueParser::new()).help(help)
         })
     )]
     Report(ReportPage),
@@ -545,7 +545,7 @@ fn parse_keep_above(text: &str) -> Result<f64, String> {
 /// The options of `tiexecctl report`.
 #[derive(Args, Clone, Debug)]
 pub struct ReportPage {
-    /// The processes, or a file of bench.
+    /// The processes, or a file of bench, canary or scan.
     #[command(flatten)]
     pub targets: Targets,
 

@@ -20,6 +20,7 @@ pub mod launch;
 pub mod machine;
 pub mod objects;
 pub mod once;
+pub mod page;
 pub mod places;
 pub mod podman;
 pub mod programs;

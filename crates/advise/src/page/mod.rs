@@ -1,42 +1,60 @@
-//! A self-contained page for people. It shows where a process executes and how much of that lies on huge pages, or the
-//! findings of a benchmark.
+//! A self-contained page for people: where a process executes and how much of that lies on huge pages, or the findings
+//! of a benchmark, of a canary or of a scan. The saved processor time comes first, then what it costs.
 //!
-//! The page is plain HTML and SVG, without scripts and without anything from the network. Each number stands in a
-//! `<data>` element with its full value and its place in the JSON that the page carries, so that a program can compare
-//! the two.
+//! The page is plain HTML and SVG, and its policy (CSP) lets it load nothing. One script, which the policy names by its
+//! digest, sorts the tables; the page works without it. Each number of the JSON stands in a `<data>` element with its
+//! full value and its place in the JSON that the page carries, so that a program can compare the two.
 
+mod bench;
+mod canary;
 mod plots;
+mod process;
+mod scan;
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use plots::Plot;
 use serde::Serialize;
 use serde_json::Value;
 use tiexec_core::addr::mib;
-use tiexec_core::coverage::{FileCoverage, apart_from_small, small_files};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::report::{Report, SCHEMA};
 
 use crate::advice::Advice;
-use crate::compare::{Bench, Unit, figure, times};
+use crate::canary::Account;
+use crate::compare::Bench;
 use crate::heat::Heat;
-use crate::itlb::Verdict;
+use crate::next::Next;
+use crate::scan::Scan;
 
 /// The subject of a page.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Subject {
     /// A process that was sampled.
-    Process {
-        /// The advice of the model.
-        advice: Box<Advice>,
-        /// The text on huge pages, as the kernel reports it.
-        coverage: Box<Report>,
-        /// The places where it executes.
-        heat: Box<Heat>,
-    },
+    Process(Box<Process>),
     /// A benchmark.
     Bench(Box<Bench>),
+    /// A canary.
+    Canary(Box<Account>),
+    /// A scan of a machine.
+    Scan(Box<Scan>),
+}
+
+/// A process that was sampled.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Process {
+    /// Its command line, or the beginning of it.
+    pub command: Vec<String>,
+    /// The advice of the model.
+    pub advice: Advice,
+    /// The huge pages that the recommended way takes, in bytes, by backing.
+    pub memory: BTreeMap<String, u64>,
+    /// The text on huge pages, as the kernel reports it.
+    pub coverage: Report,
+    /// The places where it executes.
+    pub heat: Heat,
 }
 
 /// When, where and by what a page was made.
@@ -44,6 +62,8 @@ pub enum Subject {
 pub struct Made {
     /// When (UTC).
     pub date: String,
+    /// The name of the host.
+    pub host: String,
     /// The processor and the kernel.
     pub machine: String,
     /// The version of TiExec.
@@ -64,6 +84,30 @@ pub struct Page {
     pub subject: Subject,
 }
 
+/// The saved share of the processor time, of one row of the first picture.
+#[derive(Clone, PartialEq, Debug)]
+struct Saving {
+    name: String,
+    share: f64,
+    range: Option<[f64; 2]>,
+}
+
+impl Saving {
+    /// Describes the row of a measurement. `by` names what saved the time.
+    fn explained(&self, by: &str) -> String {
+        let mut text = format!(
+            "The bar is the share of the processor time that {by} saved for the same work."
+        );
+        if self.range.map_or(self.share, |[least, _]| least) < 0.0 {
+            text += " Below 0, they took more.";
+        }
+        text + match self.range {
+            Some(_) => " The thin line is its interval.",
+            None => " There were too few pairs for an interval.",
+        }
+    }
+}
+
 impl Page {
     /// Makes a page.
     pub fn new(subject: Subject, made: Made) -> Self {
@@ -75,43 +119,50 @@ impl Page {
         let json = serde_json::to_value(self).unwrap_or_default();
         let data = Data(&json);
         let (title, body) = match &self.subject {
-            Subject::Process { advice, coverage, heat } => (
-                format!("{} {}", advice.comm, advice.pid),
-                of_process(&data, advice, coverage, heat),
+            Subject::Process(process) => (
+                format!("{} {}", process.advice.comm, process.advice.pid),
+                process::html(&data, &self.made, process),
             ),
-            Subject::Bench(bench) => (bench.command.join(" "), of_bench(&data, bench)),
+            Subject::Bench(bench) => (bench.command.join(" "), bench::html(&data, bench)),
+            Subject::Canary(account) => (account.exe.clone(), canary::html(&data, account)),
+            Subject::Scan(scan) => {
+                let host = scan.host.as_deref().unwrap_or("a host");
+                (format!("scan of {host}"), scan::html(&data, scan))
+            }
         };
         // Only `<` could end the script element.
         let carried = escape::json(&json).replace('<', "\\u003c");
         format!(
             "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; img-src data:; style-src \
+             'unsafe-inline'; script-src 'sha256-{SORT_DIGEST}'; base-uri 'none'; form-action 'none'\">\n\
              <meta name=\"viewport\" content=\"width=device-width\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
              <link rel=\"icon\" href=\"data:,\">\n<title>TiExec: {title}</title>\n<style>\n{STYLE}</style>\n</head>\n\
-             <body>\n{body}<p class=\"quiet\">{made}</p>\n<script type=\"application/json\" id=\"data\">{carried}</script>\n</body>\n</html>\n",
+             <body>\n{body}<p class=\"quiet\">{TLB} <a href=\"{GUIDE}\">The guide</a>, which is a part of TiExec's package, \
+             says how the figures are measured.</p>\n<p class=\"quiet\">{made}</p>\n\
+             <script type=\"application/json\" id=\"data\">{carried}</script>\n<script>{SORT}</script>\n</body>\n</html>\n",
             title = escape(&title),
             made = self.made(),
         )
     }
 
-    /// Says when, where and by what the page was made. For a benchmark, also describes the measurements.
+    /// Says when and by what the measurements and the page were made.
     fn made(&self) -> String {
-        let Made { date, machine, version } = &self.made;
-        match &self.subject {
-            Subject::Process { .. } => {
-                format!("{}; {}; TiExec {version}", escape(date), escape(machine))
-            }
-            Subject::Bench(bench) => {
-                let measured = bench.date.as_deref().unwrap_or("at a time that was not recorded");
-                let by =
-                    bench.version.as_deref().map_or(String::new(), |by| format!(" by TiExec {by}"));
-                format!(
-                    "measured {}{}; page made {} by TiExec {version}",
-                    escape(measured),
-                    escape(&by),
-                    escape(date)
-                )
-            }
-        }
+        let Made { date, version, .. } = &self.made;
+        let (measured, by) = match &self.subject {
+            Subject::Process(_) => return format!("{}; TiExec {version}", escape(date)),
+            Subject::Bench(bench) => (&bench.date, &bench.version),
+            Subject::Canary(account) => (&account.date, &account.version),
+            Subject::Scan(scan) => (&scan.date, &scan.version),
+        };
+        let measured = measured.as_deref().unwrap_or("at a time that was not recorded");
+        let by = by.as_deref().map_or(String::new(), |by| format!(" by TiExec {by}"));
+        format!(
+            "measured {}{}; page made {} by TiExec {version}",
+            escape(measured),
+            escape(&by),
+            escape(date)
+        )
     }
 
     /// Renders the plots alone, one below the other, as an SVG document.
@@ -121,17 +172,23 @@ impl Page {
 
     fn plots(&self) -> Vec<Plot> {
         match &self.subject {
-            Subject::Process { advice, coverage, heat } => {
-                let mut all = vec![plots::curves(heat, &advice.itlb), plots::bars(coverage)];
-                all.extend(plots::maps(heat));
-                all
-            }
-            Subject::Bench(bench) => vec![plots::ratios(bench), plots::rounds(bench)],
+            Subject::Process(process) => process::plots(process),
+            Subject::Bench(bench) => bench::plots(bench),
+            Subject::Canary(account) => canary::plots(account),
+            Subject::Scan(scan) => scan::plots(scan),
         }
     }
 }
 
 const STYLE: &str = include_str!("style.css");
+const SORT: &str = include_str!("sort.js");
+/// The SHA-256 of `sort.js` in base64, by which the policy of the page allows this script and no other. A browser that
+/// refuses the script says so on its console, and the tests fail.
+const SORT_DIGEST: &str = "t/d9jokEZ9EDkXU1w3LTp12UflVXySHwupsgQkl3s1E=";
+/// Where the package installs the guide's chapter about measuring.
+const GUIDE: &str = "file:///usr/share/doc/tiexec/measuring.md";
+const TLB: &str = "The TLB is a small cache in the processor for translations of addresses. It has one entry for each page, \
+                   so an entry covers far more text on a huge page.";
 
 /// Escapes text for HTML and for attributes in double quotes. Control characters are shown as text.
 pub(crate) fn escape(text: &str) -> String {
@@ -146,6 +203,13 @@ pub(crate) fn escape(text: &str) -> String {
         }
     }
     escaped
+}
+
+/// Formats a share in percent.
+fn percent(share: f64) -> String {
+    // A share that rounds to nothing has no sign.
+    let tenths = (share * 1000.0).round() / 10.0 + 0.0;
+    format!("{tenths:.1} %")
 }
 
 /// The JSON of the page, from which its numbers are taken.
@@ -164,7 +228,7 @@ impl Data<'_> {
     }
 
     fn percent(&self, pointer: &str) -> String {
-        self.number(pointer, |share| format!("{:.1} %", share * 100.0))
+        self.number(pointer, percent)
     }
 
     fn count(&self, pointer: &str) -> String {
@@ -174,210 +238,70 @@ impl Data<'_> {
     fn mib(&self, pointer: &str) -> String {
         self.number(pointer, |bytes| format!("{} MiB", mib(bytes as u64)))
     }
+
+    fn seconds(&self, pointer: &str) -> String {
+        self.number(pointer, |seconds| format!("{seconds:.1} s"))
+    }
+}
+
+/// Renders the heading, and the facts that are known about the subject.
+fn heading(html: &mut String, title: &str, facts: &[(&str, Option<String>)]) {
+    let _infallible = write!(html, "<h1>{}</h1>\n<dl>\n", escape(title));
+    for (name, fact) in facts {
+        if let Some(fact) = fact.as_deref().filter(|fact| !fact.is_empty()) {
+            let _infallible = writeln!(html, "<dt>{name}</dt><dd>{fact}</dd>");
+        }
+    }
+    html.push_str("</dl>\n");
+}
+
+/// Renders the words of a command line for [`heading`].
+fn command_line(words: &[String]) -> Option<String> {
+    let words: Vec<String> = words.iter().map(|word| word.word().to_string()).collect();
+    (!words.is_empty()).then(|| format!("<code>{}</code>", escape(&words.join(" "))))
 }
 
 /// Renders the next step.
-fn next(command: Option<&str>) -> String {
-    match command {
-        Some(command) => format!("<p>Next: <code>{}</code></p>\n", escape(command)),
-        None => "<p>Next: nothing; leave it as it is.</p>\n".to_owned(),
-    }
+fn next(html: &mut String, next: &Next) {
+    let command = next.command.as_deref();
+    let command = command.map_or(String::new(), |it| format!(" <code>{}</code>", escape(it)));
+    let _infallible = writeln!(html, "<p>Next: {}{command}</p>", escape(&next.words));
 }
 
-/// Most files in the table. Further files are only in the JSON.
-const ROWS: usize = 20;
+/// Most rows of a table. Further rows are only in the JSON.
+const ROWS: usize = 100;
 
+/// Renders a table. On a narrow screen, one of more than three columns becomes a list.
 fn table(html: &mut String, heads: &[&str], rows: impl Iterator<Item = Vec<String>>) {
-    html.push_str("<table>\n<tr>");
+    let class = if heads.len() > 3 { " class=\"wide\"" } else { "" };
+    let _infallible = write!(html, "<table{class}>\n<thead><tr>");
     for head in heads {
-        let _infallible = write!(html, "<th>{head}</th>");
+        let _infallible = write!(html, "<th scope=\"col\">{head}</th>");
     }
-    html.push_str("</tr>\n");
-    for row in rows {
+    html.push_str("</tr></thead>\n<tbody>\n");
+    for row in rows.take(ROWS) {
         html.push_str("<tr>");
-        for cell in row {
-            let _infallible = write!(html, "<td>{cell}</td>");
+        for (head, cell) in heads.iter().zip(row) {
+            let _infallible = write!(html, "<td data-head=\"{head}\">{cell}</td>");
         }
         html.push_str("</tr>\n");
     }
-    html.push_str("</table>\n");
+    html.push_str("</tbody>\n</table>\n");
 }
 
-fn section(html: &mut String, title: &str, explained: &str, content: &str) {
+/// Renders a section. On paper, a `large` one begins a page.
+fn section(html: &mut String, title: &str, large: bool, explained: &str, content: &str) {
+    let class = if large { " class=\"page\"" } else { "" };
     let _infallible = write!(
         html,
-        "<section>\n<h2>{title}</h2>\n{content}<p class=\"quiet\">{explained}</p>\n</section>\n"
+        "<section{class}>\n<h2>{title}</h2>\n{content}<p class=\"quiet\">{explained}</p>\n</section>\n"
     );
-}
-
-fn of_process(data: &Data<'_>, advice: &Advice, coverage: &Report, heat: &Heat) -> String {
-    // The kernel tells how much text of one process is huge.
-    let (of_all, of_one) = match advice.sampling.processes {
-        0 | 1 => (String::new(), String::new()),
-        _ => {
-            let count = data.count("/process/advice/sampling/processes");
-            (format!(" of {count} processes"), format!(" of process {}", coverage.pid))
-        }
-    };
-    let mut html = format!(
-        "<h1>{} {}</h1>\n<p class=\"quiet\">{} samples{of_all} in {}, {} lost</p>\n",
-        escape(&advice.comm),
-        advice.pid,
-        data.count("/process/advice/sampling/samples"),
-        data.number("/process/advice/sampling/duration_ms", |ms| format!("{:.1} s", ms / 1000.0)),
-        data.count("/process/advice/sampling/lost"),
-    );
-    let (saved, at) = match advice.judgement.verdict {
-        Verdict::Done => ("huge pages save about", "saved"),
-        _ => ("about", "saving"),
-    };
-    let judgement = |key: &str| data.percent(&format!("/process/advice/judgement/{key}"));
-    let _infallible = write!(
-        html,
-        "<p class=\"verdict\">{}: {saved} {} of its time in user mode",
-        advice.judgement.verdict,
-        judgement(at)
-    );
-    let [least, most] = advice.judgement.saving_range;
-    if at == "saving" && least < most {
-        let (least, most) = (judgement("saving_range/0"), judgement("saving_range/1"));
-        let _infallible = write!(
-            html,
-            "<br><small>{least} to {most}, as far as the model can be off: measure it</small>"
-        );
-    }
-    html.push_str("</p>\n<ul>\n");
-    for reason in &advice.judgement.reasons {
-        let _infallible = writeln!(html, "<li>{}</li>", escape(reason));
-    }
-    html.push_str("</ul>\n");
-    html.push_str(&next(advice.next.as_deref()));
-
-    let mut content = plots::bars(coverage).to_html();
-    let (shown, _) = apart_from_small(&coverage.files);
-    let is_shown = |(_, file): &(usize, &FileCoverage)| shown.contains(file);
-    let rows =
-        coverage.files.iter().enumerate().filter(is_shown).take(ROWS).map(|(index, file)| {
-            let at = |key: &str| data.mib(&format!("/process/coverage/files/{index}/{key}"));
-            vec![escape(&file.path), at("text_bytes"), at("huge_bytes")]
-        });
-    table(&mut content, &["file", "text", "on huge pages"], rows);
-    let (_, small) = apart_from_small(&coverage.files);
-    if !small.is_empty() {
-        let words = small_files(small.len());
-        let _infallible = writeln!(content, "<p class=\"quiet\">{words}</p>");
-    }
-    section(
-        &mut html,
-        &format!("Coverage{of_one}"),
-        "The text of each file that is on huge pages now, by the kernel's page tables.",
-        &content,
-    );
-
-    let mut content = plots::curves(heat, &advice.itlb).to_html();
-    let rows = advice.files.iter().enumerate().take(ROWS).map(|(index, file)| {
-        let at = |key: &str| format!("/process/advice/files/{index}/{key}");
-        vec![
-            escape(&file.path),
-            data.percent(&at("share")),
-            data.count(&at("base_pages/p50")),
-            data.count(&at("base_pages/p90")),
-            data.count(&at("base_pages/p99")),
-            data.count(&at("huge_pages/p99")),
-            data.percent(&at("on_huge_now")),
-            data.percent(&at("on_huge_then")),
-            data.number(&at("model/misses_now/first"), |misses| format!("{misses:.2}")),
-            data.number(&at("model/misses_then/first"), |misses| format!("{misses:.2}")),
-        ]
-    });
-    let heads = [
-        "file",
-        "time",
-        "50 %",
-        "90 %",
-        "99 %",
-        "huge 99 %",
-        "on huge now",
-        "possible",
-        "misses now",
-        "misses on huge",
-    ];
-    table(&mut content, &heads, rows);
-    let explained = "The number of pages, the hottest first, that hold a share of the executed code. The upright lines are the \
-                     first-level TLB entries for base pages and, broken, for huge pages. Misses are modelled, in 1000 \
-                     instructions.";
-    section(&mut html, "Footprint", explained, &content);
-
-    let content: String = plots::maps(heat).iter().map(Plot::to_html).collect();
-    let explained = "Each line is one huge page of addresses that was seen executing, from left to right; the darker, \
-                     the hotter (logarithmic). The square before it is full where text is on a huge page now, and empty \
-                     where it could be.";
-    section(&mut html, "Heat", explained, &content);
-    html
-}
-
-fn of_bench(data: &Data<'_>, bench: &Bench) -> String {
-    let unit = match bench.unit {
-        Unit::Process => "each way in a process of its own, by turns",
-        Unit::Slice => "slices of one process, by turns: true of that process",
-    };
-    let options = bench.options.iter().map(|option| format!(" {}", escape(option)));
-    let mut html = format!(
-        "<h1>{}</h1>\n<p class=\"quiet\">plain against tiexec{}; {} rounds, {unit}; {}</p>\n",
-        escape(&bench.command.join(" ")),
-        options.collect::<String>(),
-        data.count("/bench/rounds"),
-        escape(&bench.machine),
-    );
-    // Without these figures, both ways may have had the same pages.
-    if bench.huge_plain_bytes.is_some() && bench.huge_tiexec_bytes.is_some() {
-        let _infallible = writeln!(
-            html,
-            "<p class=\"quiet\">text on huge pages: plain {}, tiexec {}</p>",
-            data.mib("/bench/huge_plain_bytes"),
-            data.mib("/bench/huge_tiexec_bytes")
-        );
-    }
-    if let Some(first) = bench.metrics.first() {
-        let _infallible = writeln!(
-            html,
-            "<p class=\"verdict\">{}: {}</p>",
-            escape(&first.name),
-            escape(&first.words(bench.round_s))
-        );
-    }
-    if let Some(command) = bench.next() {
-        html.push_str(&next(Some(&command)));
-    }
-    let mut content = plots::ratios(bench).to_html();
-    let rows = bench.metrics.iter().enumerate().map(|(index, metric)| {
-        let at = |key: &str| format!("/bench/metrics/{index}/{key}");
-        let value = |key: &str| data.number(&at(key), |value| figure(value, &metric.unit));
-        let ratio = |key: &str| data.number(&at(key), times);
-        vec![
-            escape(&metric.name),
-            value("plain/median"),
-            value("tiexec/median"),
-            ratio("ratio/estimate"),
-            format!("{} – {}", ratio("ratio/low"), ratio("ratio/high")),
-        ]
-    });
-    table(&mut content, &["median", "plain", "tiexec", "ratio", "interval"], rows);
-    let explained = format!(
-        "TiExec's figure over the plain one, with its interval of {}. A difference is claimed only where the interval \
-         does not reach 1.",
-        data.number("/bench/confidence", |share| format!("{:.0} %", share * 100.0))
-    );
-    section(&mut html, "Ratios", &explained, &content);
-    let content = plots::rounds(bench).to_html();
-    section(&mut html, "Rounds", "The first figure, in each round.", &content);
-    html
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compare::{CONFIDENCE, Comparison};
+    use crate::compare::{CONFIDENCE, Comparison, Unit};
 
     fn bench(command: &str) -> Page {
         let pairs: Vec<(f64, f64)> =
@@ -397,13 +321,20 @@ mod tests {
             machine: "a machine".to_owned(),
             date: Some("2026-01-02 03:04 UTC".to_owned()),
             version: Some("0.9".to_owned()),
+            host: Some("db1".to_owned()),
+            service: None,
+            arguments: None,
             metrics: vec![
                 Comparison::new("wall time", "s", None, &pairs),
                 Comparison::new("page faults", "", None, &[(0.0, 0.0); 10]),
             ],
         }));
         let (date, machine) = ("2026-05-06 07:08 UTC".to_owned(), "another".to_owned());
-        Page::new(subject, Made { date, machine, version: "1.0" })
+        Page::new(subject, made(date, machine))
+    }
+
+    fn made(date: String, machine: String) -> Made {
+        Made { date, host: "db1".to_owned(), machine, version: "1.0" }
     }
 
     #[test]
@@ -423,7 +354,7 @@ mod tests {
     fn what_was_huge_is_told_where_somebody_looked() {
         let mut page = bench("true");
         assert!(page.to_html().contains("plain against tiexec; <data"), "{}", page.to_html());
-        assert!(!page.to_html().contains("text on huge pages"));
+        assert!(!page.to_html().contains("Text on huge pages"));
         let Subject::Bench(bench) = &mut page.subject else { unreachable!("it is of a benchmark") };
         bench.options = vec!["--edges=pad".to_owned()];
         (bench.huge_plain_bytes, bench.huge_tiexec_bytes) = (Some(0), Some(6 << 20));
@@ -431,22 +362,84 @@ mod tests {
         assert!(html.contains("plain against tiexec --edges=pad; <data"), "{html}");
         let tiexec =
             "<data value=\"6291456\" data-json=\"/bench/huge_tiexec_bytes\">6.0 MiB</data>";
-        assert!(html.contains("text on huge pages") && html.contains(tiexec), "{html}");
+        assert!(html.contains("Text on huge pages") && html.contains(tiexec), "{html}");
     }
 
     #[test]
     fn a_page_is_one_document_and_nothing_breaks_out_of_it() {
         let page = bench("</script><script>alert(1)</script> \"&\u{1b}");
         let html = page.to_html();
-        assert_eq!(html.matches("<script").count(), 1);
-        assert_eq!(html.matches("</script>").count(), 1);
-        assert!(
-            !html.contains("http") || html.contains("http://www.w3.org"),
-            "nothing from outside"
-        );
+        assert_eq!(html.matches("<script").count(), 2);
+        assert_eq!(html.matches("</script>").count(), 2);
+        assert!(!html.contains("http:") && !html.contains("https:"), "nothing from outside");
         assert!(!html.contains('\u{1b}'));
         for svg in [&html, &page.to_svg()] {
             assert!(!svg.contains("NaN") && !svg.contains("inf\""), "{svg}");
+        }
+    }
+
+    /// Puts markup in the place of each text, except of those that a program reads.
+    fn spoil(value: &mut Value, key: &str) {
+        const EVIL: &str = "</script><img src=x onerror=alert(1)>\"'";
+        match value {
+            Value::String(text) if !["kind", "verdict", "finding", "better"].contains(&key) => {
+                *text = EVIL.to_owned();
+            }
+            Value::Array(all) => all.iter_mut().for_each(|one| spoil(one, key)),
+            Value::Object(all) => all.iter_mut().for_each(|(key, one)| spoil(one, key)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn no_text_of_a_file_breaks_out_of_its_page() {
+        let canary = serde_json::json!({
+            "schema": 2, "kind": "canary", "exe": "", "verdict": "better", "ended": "", "reason": "",
+            "kept": true, "verdict_kept": true, "keep_above": 1.005, "confidence": 0.99,
+            "per_cpu_second": { "estimate": 1.03, "low": 1.01, "high": 1.05 },
+            "per_second": { "estimate": 1.0, "low": null, "high": null },
+            "cpu_time": "", "pairs": 12, "pairs_left_out": 1, "more_pairs": null,
+            "more_pairs_for_2_percent": null, "slice_s": 13.0, "lasted_s": 400.0, "switches": 24,
+            "switching_s": 1.5, "longest_switch_s": 0.2,
+            "subject": { "build_id": "", "text": "", "cpu": "", "kernel": "", "backing": "", "edges": "" },
+            "history": [
+                { "pairs": 1, "estimate": 1.2, "low": null, "high": null },
+                { "pairs": 8, "estimate": 1e300, "low": 0.0, "high": 1e308 },
+                { "pairs": 12, "estimate": 1.03, "low": 1.01, "high": 1.05 },
+            ],
+            "host": "", "unit": "", "command": ["", ""], "machine": "", "date": "", "version": "",
+            "next": { "words": "", "command": "" },
+        });
+        let scan = serde_json::json!({
+            "schema": 2, "kind": "scan", "host": "", "machine": "", "date": "", "version": "",
+            "sampling": { "duration_ms": 1000, "samples": 10, "processes": 1 },
+            "programs": [{
+                "unit": "", "exe": "", "pids": [7], "text_bytes": 5, "huge_bytes": 0, "cpu": 0.5,
+                "saves": 0.01, "saves_range": [-1e300, 1e300],
+                "estimate": { "saving": 0.02, "way": "", "memory": { "</script><img>": 7 }, "next": "" },
+            }],
+        });
+        let json = |page: &Page| serde_json::to_value(page).unwrap();
+        let mut bench = json(&bench("x"))["bench"].clone();
+        bench["unit"] = "slice".into();
+        let units = bench["unit"].clone();
+        let (mut canary, mut scan) = (canary, scan);
+        [&mut bench, &mut canary, &mut scan].into_iter().for_each(|value| spoil(value, ""));
+        bench["unit"] = units;
+        for subject in [
+            Subject::Bench(Box::new(serde_json::from_value(bench).unwrap())),
+            Subject::Canary(Box::new(serde_json::from_value(canary).unwrap())),
+            Subject::Scan(Box::new(serde_json::from_value(scan).unwrap())),
+        ] {
+            let page = Page::new(subject, made(String::new(), String::new()));
+            let html = page.to_html();
+            assert!(html.contains("&lt;img src=x onerror=alert(1)&gt;"), "{html}");
+            assert!(!html.contains("<img"), "{html}");
+            assert_eq!(html.matches("</script>").count(), 2, "{html}");
+            for text in [&html, &page.to_svg()] {
+                assert!(!text.contains("NaN") && !text.contains("inf\""), "{text}");
+                assert!(!text.contains("<img"), "{text}");
+            }
         }
     }
 

@@ -35,7 +35,9 @@ use clap::Parser;
 use rustix::io::Errno as RawErrno;
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::skip::{FailureKind, Reason};
+use tiexec_engine::locked_target::LOOKING;
 use tiexec_engine::output::{Output, Refusal, write_styled_to_the_end};
+use tiexec_remap::workers;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process, procfs};
 use tiexec_tracee::absence::Absence;
@@ -90,6 +92,28 @@ fn machine() -> String {
     let system = rustix::system::uname();
     let model = tiexec_agent::verdicts::cpu_model();
     format!("{count} × {model}, Linux {}", system.release().to_string_lossy())
+}
+
+/// Returns the name of this host.
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Returns the words of a process's command line, or of its beginning. The process can block the reader.
+fn command_line(process: &ProcDir) -> Result<Vec<String>, SysError> {
+    let text = process.read_start("cmdline", 4096)?;
+    let words = text.split(|&byte| byte == 0).filter(|word| !word.is_empty());
+    Ok(words.map(|word| String::from_utf8_lossy(word).into_owned()).collect())
+}
+
+/// As [`command_line`]. If the process has other credentials, a child process reads within a time limit, and a failure
+/// gives no words.
+fn command_line_apart(process: &ProcDir) -> Result<Vec<String>, SysError> {
+    if !workers::is_of_others(process) {
+        return command_line(process);
+    }
+    let read = || command_line(process).unwrap_or_default();
+    Ok(workers::apart(LOOKING, read).unwrap_or_default())
 }
 
 /// Reports that something could not be done to a process. Returns the exit status for it.

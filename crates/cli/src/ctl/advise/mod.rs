@@ -6,7 +6,7 @@
 mod gather;
 mod ways;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -15,12 +15,18 @@ use tiexec_advise::itlb::{Itlb, MissTime, Verdict};
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::Pages;
 use tiexec_core::budget::ENOUGH_SAMPLES;
+use tiexec_core::config::{EdgePolicy, Settings};
 use tiexec_core::escape::AsShown;
+use tiexec_core::plan::Plan;
 use tiexec_core::pmu_counts::Counted;
-use tiexec_engine::locked_target::LONGEST;
+use tiexec_engine::locked_target::{LONGEST, LockedTarget};
+use tiexec_engine::policy::policy;
 use tiexec_engine::sampling::{miss_time, number};
+use tiexec_remap::attach::attach;
+use tiexec_remap::images::Images;
+use tiexec_remap::policy::Policy;
 use tiexec_remap::store::directory::Directory;
-use tiexec_remap::workers;
+use tiexec_remap::{restart, workers};
 use tiexec_sys::perf_sampler::Clock;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, process, processor, thp};
@@ -43,14 +49,14 @@ pub(super) struct Advised {
     pub(super) circumstances: Circumstances,
     /// The exit status of each process that could not be sampled.
     refused: Vec<u8>,
-    /// The number of selected processes that were sampled.
-    sampled: usize,
+    /// The selected processes that were sampled.
+    pub(super) sampled: Vec<Pid>,
 }
 
 impl Advised {
     /// Returns the combined exit status of the selected processes.
     pub(super) fn status(&self, selected: &Targets) -> u8 {
-        let sampled = std::iter::repeat_n(exit::OK, self.sampled);
+        let sampled = self.sampled.iter().map(|_| exit::OK);
         together(self.refused.iter().copied().chain(sampled).collect(), selected)
     }
 }
@@ -151,7 +157,7 @@ pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advi
         advice.next =
             start.map(|start| format!("tiexecctl store setup && {start}")).or(advice.next);
     }
-    Ok(Advised { advice, tally, circumstances, refused, sampled: sampled.len() })
+    Ok(Advised { advice, tally, circumstances, refused, sampled })
 }
 
 /// The facts about the machine.
@@ -230,6 +236,37 @@ fn measure_first(advice: &mut Advice, options: &Advise, host_splits: bool) {
     advice.next = Some(shell(&words));
 }
 
+/// Returns the size of the huge pages that the way takes in these processes, in bytes, by backing. A copy counts once for
+/// all processes. Reads files of the processes, which can block the caller.
+pub(super) fn memory(way: &Way, pids: &[Pid], pages: Pages) -> BTreeMap<String, u64> {
+    let edges = EdgePolicy { edges: way.edges, ..EdgePolicy::default() };
+    let settings = Settings::default();
+    let mut seen = HashSet::new();
+    let mut memory: BTreeMap<String, u64> = BTreeMap::new();
+    let mut add = |plan: &Plan| {
+        for text in &plan.texts {
+            for span in &text.spans {
+                if seen.insert((text.vma.file, span.file_offset, span.backing)) {
+                    *memory.entry(span.backing.to_string()).or_default() += span.range.len();
+                }
+            }
+        }
+    };
+    for &pid in pids {
+        if way.starts {
+            let started =
+                ProcDir::of(pid).ok().and_then(|it| restart::plan(&it, edges, pages).ok());
+            started.iter().for_each(|started| add(&started.plan));
+        } else if let (Ok(locked), Ok(policy)) = (LockedTarget::open(pid), policy(&settings, true))
+        {
+            let order = locked.order(Policy { edges, ..policy });
+            let attached = attach(&order, &mut Images::default());
+            attached.iter().for_each(|attached| add(&attached.plan));
+        }
+    }
+    memory
+}
+
 /// Returns the name of the clock in JSON.
 pub(super) fn clock_in_words(clock: Clock) -> &'static str {
     match clock {
@@ -268,6 +305,9 @@ fn longer(doing: &str, options: &Advise, lasted: Duration) -> String {
     let mut words: Vec<OsString> = vec!["tiexecctl".into(), command_of(doing).into()];
     if options.follow {
         words.push("--follow".into());
+    }
+    if let Some(output) = &options.output {
+        words.extend(["--output".into(), output.into()]);
     }
     if options.command.is_empty() {
         words.extend(["--duration".into(), format!("{}s", lasted.as_secs() * 6 + 6).into()]);

@@ -16,7 +16,7 @@ use tiexec_sys::interrupt;
 
 use super::date;
 use super::progress::{self, Progress};
-use super::{machine, not_written, print, write};
+use super::{host, machine, not_written, print, write};
 use crate::exit;
 use crate::options;
 use crate::stdio::warn;
@@ -155,9 +155,11 @@ impl Rounds {
 
     /// Returns the result of the rounds so far.
     fn bench(&self, workload: Workload, options: &options::Bench) -> Bench {
-        let (pid, command, unit) = match workload {
-            Workload::Command(command) => (None, command, Unit::Process),
-            Workload::Process(pid, command) => (Some(pid), command, Unit::Slice),
+        let (pid, command, unit, service) = match workload {
+            Workload::Command(command) => (None, command, Unit::Process, None),
+            Workload::Process { pid, command, service } => {
+                (Some(pid), command, Unit::Slice, service)
+            }
         };
         Bench {
             schema: SCHEMA,
@@ -174,6 +176,9 @@ impl Rounds {
             machine: machine(),
             date: Some(date::now()),
             version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            host: Some(host()),
+            service,
+            arguments: Some(arguments(options)),
             metrics: self.compared(),
         }
     }
@@ -293,17 +298,51 @@ pub(super) fn run(options: &options::Bench) -> u8 {
     status.max(print(&text))
 }
 
-/// The subject of the measurement: a command, or a process with its command line.
+/// The subject of the measurement: a command, or a process with its command line and its systemd unit.
 #[derive(Clone)]
 enum Workload {
     Command(Vec<String>),
-    Process(u32, Vec<String>),
+    Process { pid: u32, command: Vec<String>, service: Option<String> },
+}
+
+/// Returns the options as words of a command, except the number of rounds.
+fn arguments(options: &options::Bench) -> Vec<String> {
+    let options::Bench {
+        runs: _,
+        warmup,
+        prepare,
+        ignore_failure,
+        metric,
+        attach,
+        counter,
+        slice,
+        option,
+        export_json,
+        json,
+        command: _,
+    } = options;
+    let flag = |is_set: bool, name: &str| is_set.then(|| name.to_owned());
+    let slice = slice.map(|slice| format!("--slice={slice:?}"));
+    let export = export_json.as_ref().map(|path| format!("--export-json={}", path.shown()));
+    let words = [
+        (*warmup != 1).then(|| format!("--warmup={warmup}")),
+        prepare.as_ref().map(|command| format!("--prepare={command}")),
+        flag(*ignore_failure, "--ignore-failure"),
+        metric.as_ref().map(|metric| format!("--metric={metric}")),
+        flag(*counter, "--counter"),
+        slice,
+        export,
+        flag(*json, "--json"),
+        attach.map(|pid| format!("--attach={pid}")),
+    ];
+    let option = option.iter().map(|option| format!("--option={option}"));
+    words.into_iter().flatten().chain(option).collect()
 }
 
 /// Reports that TiExec puts no text onto huge pages, so that there is nothing to compare.
 fn say_nothing_huge(workload: &Workload) {
     let (what, by, fix) = match workload {
-        Workload::Process(pid, _) => {
+        Workload::Process { pid, .. } => {
             let fix = format!("tiexecctl inspect {pid} says why");
             (format!("process {pid}"), "tiexecctl attach", fix)
         }

@@ -10,13 +10,13 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
 use tiexec_engine::locked_target::{LOOKING, has_text_of_ours};
 use tiexec_engine::programs::{self, Environment};
-use tiexec_remap::workers;
+use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, interrupt, process, thp};
 
 use super::child;
 use super::{Arm, Figure, Measured, Rounds, Subject, Workload};
-use crate::ctl::{failed, has_text, running_canary};
+use crate::ctl::{command_line_apart, failed, has_text, running_canary};
 use crate::exit;
 use crate::options::Bench;
 use crate::stdio::warn;
@@ -44,15 +44,11 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     let refuse = |error| failed("measure", pid.as_raw_nonzero().get(), error);
     has_text("measure", pid.as_raw_nonzero().get())?;
     let process = ProcDir::of(pid).map_err(refuse)?;
-    let cmdline = if workers::is_of_others(&process) {
-        let read = || process.read_start("cmdline", 4096).unwrap_or_default();
-        workers::apart(LOOKING, read).unwrap_or_default()
-    } else {
-        process.read_start("cmdline", 4096).map_err(refuse)?
+    let workload = Workload::Process {
+        pid: pid.as_raw_nonzero().get().unsigned_abs(),
+        command: command_line_apart(&process).map_err(refuse)?,
+        service: systemd_units::shown(&process),
     };
-    let words = cmdline.split(|&byte| byte == 0).filter(|word| !word.is_empty());
-    let words = words.map(|word| String::from_utf8_lossy(word).into_owned()).collect();
-    let workload = Workload::Process(pid.as_raw_nonzero().get().unsigned_abs(), words);
     let tiexecctl = std::env::current_exe().map_err(|error| {
         warn(format_args!("cannot find tiexecctl: {error}"));
         exit::FAILED

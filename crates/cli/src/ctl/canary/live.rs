@@ -8,6 +8,7 @@ use tiexec_agent::canary::{Member, Runner, Turn};
 use tiexec_agent::state;
 use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
+use tiexec_core::proc::cgroup::Units;
 use tiexec_core::proc::maps;
 use tiexec_engine::locked_target::{LONGEST, LOOKING, look_for_text_of_ours, start_time};
 use tiexec_remap::{systemd_units, workers};
@@ -56,6 +57,8 @@ pub(super) struct Live<'a> {
     named: Option<BTreeSet<Member>>,
     /// The process that used the most processor time.
     main: Pid,
+    /// The text of that process which the copies hold, in bytes; `None` before [`Live::must_be_possible`].
+    copied: Option<u64>,
     /// The oldest process, which is the parent in a service with several processes.
     eldest: Member,
     exe: Vec<u8>,
@@ -113,6 +116,7 @@ impl<'a> Live<'a> {
             turn,
             members: BTreeSet::new(),
             main,
+            copied: None,
             eldest,
             exe,
             cpu,
@@ -129,8 +133,7 @@ impl<'a> Live<'a> {
     /// # Errors
     /// The exit status. The message is on stderr already.
     pub(super) fn announce(&mut self, max: Duration) -> Result<(), u8> {
-        let unit = ProcDir::of(self.main).ok().and_then(|process| systemd_units::of(&process));
-        let unit = unit.map(|units| units.user.map_or(units.system, |user| user.name));
+        let unit = self.unit().map(|units| units.user.map_or(units.system, |user| user.name));
         let unit = unit.map_or(String::new(), |unit| format!(", unit {}", unit.shown()));
         let (pid, since) = (self.main.as_raw_nonzero(), state::now());
         let Some((own, begun)) = member(&process::this()) else {
@@ -157,9 +160,10 @@ impl<'a> Live<'a> {
     ///
     /// # Errors
     /// The exit status. The message is on stderr already.
-    pub(super) fn must_be_possible(&self) -> Result<(), u8> {
+    pub(super) fn must_be_possible(&mut self) -> Result<(), u8> {
         let named = self.named.iter().flatten().filter_map(|&(pid, _)| Pid::from_raw(pid));
-        for pid in named.filter(|pid| *pid != self.main).chain([self.main]) {
+        let named: Vec<Pid> = named.filter(|pid| *pid != self.main).collect();
+        for pid in named.into_iter().chain([self.main]) {
             match attach::rehearse(pid, self.settings, LONGEST) {
                 Err(failure) => return Err(failed("alternate", pid, &failure)),
                 Ok(rehearsed) if pid == self.main && rehearsed.planned == 0 => {
@@ -171,6 +175,7 @@ impl<'a> Live<'a> {
                     ));
                     return Err(exit::FAILED);
                 }
+                Ok(rehearsed) if pid == self.main => self.copied = Some(rehearsed.planned),
                 Ok(_) => {}
             }
         }
@@ -179,6 +184,15 @@ impl<'a> Live<'a> {
 
     pub(super) fn main(&self) -> Pid {
         self.main
+    }
+
+    pub(super) fn copied(&self) -> Option<u64> {
+        self.copied
+    }
+
+    /// Returns the unit of the main process.
+    pub(super) fn unit(&self) -> Option<Units> {
+        ProcDir::of(self.main).ok().and_then(|process| systemd_units::of(&process))
     }
 
     pub(super) fn exe(&self) -> &[u8] {

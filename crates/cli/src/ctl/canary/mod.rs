@@ -11,8 +11,9 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::time::{Duration, Instant};
 
-use tiexec_advise::canary::Finding;
+use tiexec_advise::canary::{Account, AtPair, Finding, History};
 use tiexec_advise::compare::duration;
+use tiexec_advise::next::Next;
 use tiexec_advise::sequential::{CONFIDENCE, Interval, Sequence, Verdict};
 use tiexec_agent::canary::{Canaries, Turn};
 use tiexec_agent::decide::build_of;
@@ -22,6 +23,7 @@ use tiexec_agent::state::{Build, now};
 use tiexec_agent::verdicts::{FEWEST_PAIRS, subject};
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::{self, AsShown};
+use tiexec_core::proc::cgroup::Units;
 use tiexec_core::report::SCHEMA;
 use tiexec_core::value::parse_duration;
 use tiexec_engine::settings::{CONFIG_FILE, MachineSettings};
@@ -34,7 +36,7 @@ use self::selection::Selection;
 use self::source::{Counter, Guard, Refusal, Server};
 use super::progress::Progress;
 use super::running_canary::in_words;
-use super::{attach, print};
+use super::{attach, command_line_apart, date, host, machine, print};
 use crate::exit;
 use crate::options::{Canary, LaunchSettings};
 use crate::settings;
@@ -115,6 +117,16 @@ struct Pairs {
     left_out: usize,
     /// Why the last of these pairs could not be measured.
     why: Option<String>,
+    /// The ratios of work per processor time after each pair.
+    history: History,
+}
+
+impl Pairs {
+    /// Writes the present ratio into the history.
+    fn keep(&mut self) {
+        let (pairs, ratio) = (self.per_cpu.pairs(), self.per_cpu.interval());
+        self.history.push(AtPair { pairs, ratio });
+    }
 }
 
 fn prove(options: &Canary) -> Result<u8, u8> {
@@ -404,6 +416,9 @@ struct Run<'a> {
     /// When the first pair should be measured.
     first_pair: Option<Instant>,
     pairs: Pairs,
+    /// The unit and the command line of the main process.
+    unit: Option<Units>,
+    command: Vec<String>,
     progress: Progress,
 }
 
@@ -426,6 +441,10 @@ impl<'a> Run<'a> {
         let (slice, washout) = slice_and_washout(options, &counter);
         let sequence = || Sequence::new(options.keep_above);
         let (per_cpu, per_second) = (sequence(), sequence());
+        // At the end the process may be gone.
+        let unit = live.unit();
+        let process = ProcDir::of(live.main());
+        let command = process.and_then(|process| command_line_apart(&process)).unwrap_or_default();
         Self {
             options,
             settings,
@@ -439,7 +458,15 @@ impl<'a> Run<'a> {
             longest_look: Duration::ZERO,
             longest_pair: Duration::ZERO,
             first_pair: None,
-            pairs: Pairs { per_cpu, per_second, left_out: 0, why: None },
+            pairs: Pairs {
+                per_cpu,
+                per_second,
+                left_out: 0,
+                why: None,
+                history: History::default(),
+            },
+            unit,
+            command,
             progress: Progress::default(),
         }
     }
@@ -480,12 +507,8 @@ impl<'a> Run<'a> {
             }),
         };
         let told = if self.options.json {
-            let mut json = self.json(&end, verdict, is_kept);
-            json["verdict_kept"] = (is_known && unkept.is_none()).into();
-            if let Some(why) = unkept {
-                json["reason"] = why.into();
-            }
-            print(&(escape::json(&json) + "\n"))
+            let is_kept = [is_kept, is_known && unkept.is_none()];
+            print(&(escape::json(&self.account(&end, verdict, is_kept, unkept)) + "\n"))
         } else {
             let mut words = self.words(&end, verdict, is_kept);
             if let Some(why) = unkept {
@@ -576,6 +599,7 @@ impl<'a> Run<'a> {
                     unmeasured = 0;
                     self.pairs.per_cpu.push((copies.per_cpu / plain.per_cpu).ln());
                     self.pairs.per_second.push((copies.per_second / plain.per_second).ln());
+                    self.pairs.keep();
                 }
                 Err(Unmeasured::Why(why)) => {
                     self.live.must_live()?;
@@ -732,7 +756,7 @@ impl<'a> Run<'a> {
     }
 
     fn words(&self, end: &End, verdict: Verdict, is_kept: bool) -> String {
-        let Pairs { per_cpu, per_second, left_out, why } = &self.pairs;
+        let Pairs { per_cpu, per_second, left_out, why, .. } = &self.pairs;
         let mut text = format!("{}: {}", self.live.exe().shown(), verdict.as_str());
         text += &match end {
             End::Known => String::new(),
@@ -772,37 +796,93 @@ impl<'a> Run<'a> {
         text
     }
 
-    fn json(&self, end: &End, verdict: Verdict, is_kept: bool) -> serde_json::Value {
-        let Pairs { per_cpu, per_second, left_out, why } = &self.pairs;
+    /// Returns the account of this canary. `unkept` is why the verdict is not kept, if something prevented that.
+    fn account(
+        &self,
+        end: &End,
+        verdict: Verdict,
+        is_kept: [bool; 2],
+        unkept: Option<String>,
+    ) -> Account {
+        let Pairs { per_cpu, per_second, left_out, why, history } = &self.pairs;
         let reason = match end {
             End::Guard(why) => Some(why),
             _ => why.as_ref(),
         };
         let forecast = per_cpu.forecast();
-        serde_json::json!({
-            "schema": SCHEMA,
-            "kind": "canary",
-            "exe": self.live.exe().shown().to_string(),
-            "verdict": verdict,
-            "ended": end.as_str(),
-            "reason": reason,
-            "kept": is_kept,
-            "keep_above": self.options.keep_above,
-            "confidence": CONFIDENCE,
-            "per_cpu_second": per_cpu.interval(),
-            "per_second": per_second.interval(),
-            "cpu_time": self.live.cpu().as_str(),
-            "pairs": per_cpu.pairs(),
-            "pairs_left_out": left_out,
-            "more_pairs": forecast.and_then(|forecast| forecast.verdict),
-            "more_pairs_for_2_percent": forecast.and_then(|forecast| forecast.two_percent),
-            "slice_s": self.slice.as_secs_f64(),
-            "lasted_s": self.begun.elapsed().as_secs_f64(),
-            "switches": self.live.switches(),
-            "switching_s": self.live.switching().as_secs_f64(),
-            "longest_switch_s": self.live.longest_switch().as_secs_f64(),
-            "subject": subject(&self.build, self.settings),
-        })
+        let [kept, verdict_kept] = is_kept;
+        Account {
+            schema: SCHEMA,
+            kind: Account::KIND.to_owned(),
+            exe: self.live.exe().shown().to_string(),
+            verdict,
+            ended: end.as_str().to_owned(),
+            reason: unkept.or_else(|| reason.cloned()),
+            kept,
+            verdict_kept,
+            keep_above: self.options.keep_above,
+            confidence: CONFIDENCE,
+            per_cpu_second: per_cpu.interval(),
+            per_second: per_second.interval(),
+            cpu_time: self.live.cpu().as_str().to_owned(),
+            pairs: per_cpu.pairs(),
+            pairs_left_out: *left_out,
+            more_pairs: forecast.and_then(|forecast| forecast.verdict),
+            more_pairs_for_2_percent: forecast.and_then(|forecast| forecast.two_percent),
+            slice_s: self.slice.as_secs_f64(),
+            lasted_s: self.begun.elapsed().as_secs_f64(),
+            switches: self.live.switches(),
+            switching_s: self.live.switching().as_secs_f64(),
+            longest_switch_s: self.live.longest_switch().as_secs_f64(),
+            subject: subject(&self.build, self.settings),
+            copied_bytes: self.live.copied(),
+            history: history.points().to_vec(),
+            host: Some(host()),
+            unit: self.unit.as_ref().map(ToString::to_string),
+            command: self.command.clone(),
+            machine: Some(machine()),
+            date: Some(date::now()),
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            next: Some(self.next(end, verdict, kept)),
+        }
+    }
+
+    /// Returns the next step.
+    fn next(&self, end: &End, verdict: Verdict, is_kept: bool) -> Next {
+        let own = rustix::process::geteuid().as_raw();
+        let is_service = |name: &String| name.ends_with(".service");
+        let unit = self.unit.as_ref().and_then(|units| match &units.user {
+            None => Some(&units.system)
+                .filter(|name| is_service(name))
+                .map(|name| name.word().to_string()),
+            Some(user) if user.uid == own && is_service(&user.name) => {
+                Some(format!("--user {}", user.name.word()))
+            }
+            Some(_) => None,
+        });
+        match (end, verdict) {
+            _ if is_kept => match unit {
+                Some(unit) => Next::command(
+                    "a restart of the service begins on base pages; for copies after each start:",
+                    format!("tiexecctl enable {unit}"),
+                ),
+                None => Next::command(
+                    "nothing; the copies are kept. To undo that:",
+                    format!("tiexecctl revert {}", self.live.words()),
+                ),
+            },
+            (End::Known | End::Time, Verdict::Worse | Verdict::NoWorse) => {
+                Next::words("nothing; leave it on base pages.")
+            }
+            (End::Known | End::Time, _) => {
+                let more = self.pairs.per_cpu.forecast().and_then(|forecast| forecast.verdict);
+                let more = more.map_or(String::new(), |more| {
+                    format!(": a verdict may take {more} more pairs (--max)")
+                });
+                Next::words(format!("run the canary again, for longer{more}."))
+            }
+            _ => Next::words("run the canary again; this one ended early."),
+        }
     }
 }
 

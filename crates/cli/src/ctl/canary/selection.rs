@@ -95,11 +95,10 @@ impl Selection {
         match self {
             Self::Targets(targets) => {
                 let words = targets.words();
-                let words: Vec<String> =
-                    words.iter().map(|word| word.shown().to_string()).collect();
+                let words: Vec<String> = words.iter().map(|word| word.word().to_string()).collect();
                 words.join(" ")
             }
-            Self::Rule { program, .. } => format!("--exe {}", program.shown()),
+            Self::Rule { program, .. } => format!("--exe {}", program.word()),
         }
     }
 }

@@ -5,21 +5,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 
 use serde::{Deserialize, Serialize};
-use tiexec_advise::advice::{self, Advice, Sampling};
+use tiexec_advise::advice::{Advice, Sampling};
 use tiexec_advise::itlb::{Judgement, Verdict};
 use tiexec_advise::samples::Tally;
 use tiexec_core::budget::ENOUGH_SAMPLES;
-use tiexec_core::config::{EdgePolicy, Settings};
-use tiexec_core::plan::Plan;
-use tiexec_engine::locked_target::LockedTarget;
-use tiexec_engine::policy::policy;
 use tiexec_engine::sampling::number;
-use tiexec_remap::attach::attach;
-use tiexec_remap::images::Images;
-use tiexec_remap::policy::Policy;
-use tiexec_remap::restart;
 use tiexec_sys::Pid;
-use tiexec_sys::procfs::ProcDir;
 
 use super::group::Group;
 use crate::ctl::advise::{self, Machine, shell};
@@ -97,7 +88,7 @@ impl Estimate {
         let few_samples = advice.sampling.samples < ENOUGH_SAMPLES;
         let way = way(&advice, recommended.starts);
         let memory = match way {
-            Way::Attach | Way::Restart => memory(&recommended, &living, machine),
+            Way::Attach | Way::Restart => advise::memory(&recommended, &living, machine.pages),
             Way::Done | Way::Nothing => BTreeMap::new(),
         };
         let of_advise = |more: &[&str]| {
@@ -130,34 +121,4 @@ fn way(advice: &Advice, starts: bool) -> Way {
         _ if advice.text.on_huge_now >= MOSTLY => Way::Done,
         _ => Way::Nothing,
     }
-}
-
-/// Returns how much of which huge pages the way takes.
-fn memory(way: &advice::Way, pids: &[Pid], machine: &Machine) -> BTreeMap<String, u64> {
-    let edges = EdgePolicy { edges: way.edges, ..EdgePolicy::default() };
-    let settings = Settings::default();
-    let mut seen = HashSet::new();
-    let mut memory: BTreeMap<String, u64> = BTreeMap::new();
-    let mut add = |plan: &Plan| {
-        for text in &plan.texts {
-            for span in &text.spans {
-                if seen.insert((text.vma.file, span.file_offset, span.backing)) {
-                    *memory.entry(span.backing.to_string()).or_default() += span.range.len();
-                }
-            }
-        }
-    };
-    for &pid in pids {
-        if way.starts {
-            let started =
-                ProcDir::of(pid).ok().and_then(|it| restart::plan(&it, edges, machine.pages).ok());
-            started.iter().for_each(|started| add(&started.plan));
-        } else if let (Ok(locked), Ok(policy)) = (LockedTarget::open(pid), policy(&settings, true))
-        {
-            let order = locked.order(Policy { edges, ..policy });
-            let attached = attach(&order, &mut Images::default());
-            attached.iter().for_each(|attached| add(&attached.plan));
-        }
-    }
-    memory
 }

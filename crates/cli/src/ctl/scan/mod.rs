@@ -25,9 +25,9 @@ use tiexec_sys::{Pid, interrupt, thp};
 use tiexec_tracee::clock;
 
 use super::advise::{self, Machine, clock_in_words};
-use super::print;
 use super::progress::{self, Progress};
 use super::status::processes::All;
+use super::{date, host, machine, print};
 use crate::exit;
 use crate::options;
 use crate::stdio::warn;
@@ -47,6 +47,11 @@ const IDLE: f64 = 0.005;
 struct Found {
     schema: u32,
     kind: &'static str,
+    /// Where, when and by which version the samples were taken.
+    host: String,
+    machine: String,
+    date: String,
+    version: &'static str,
     /// How the samples were taken; `None` if there was nothing to sample.
     sampling: Option<advice::Sampling>,
     /// The samples of other processes: those that began meanwhile, that have less text, or that this user may not look at.
@@ -127,7 +132,11 @@ pub(super) fn run(options: options::Scan) -> u8 {
     let groups = Group::all(&all.seen, pages.pmd.bytes());
     let mut found = Found {
         schema: SCHEMA,
-        kind: "scan",
+        kind: tiexec_advise::scan::Scan::KIND,
+        host: host(),
+        machine: machine(),
+        date: date::now(),
+        version: env!("CARGO_PKG_VERSION"),
         sampling: None,
         other_samples: 0,
         host_splits: false,

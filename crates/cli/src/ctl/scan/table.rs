@@ -169,6 +169,10 @@ mod tests {
         let mut found = Found {
             schema: 1,
             kind: "scan",
+            host: "db1".to_owned(),
+            machine: "a machine".to_owned(),
+            date: "2026-01-02 03:04 UTC".to_owned(),
+            version: "1.0",
             sampling: Some(Sampling {
                 clock: "cpu_clock",
                 frequency: 1000,

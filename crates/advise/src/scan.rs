@@ -1,0 +1,82 @@
+//! The findings of `tiexecctl scan`, as a page reads them from its JSON.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A scan of a machine.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Scan {
+    /// [`SCHEMA`](tiexec_core::report::SCHEMA).
+    pub schema: u32,
+    /// `scan`.
+    pub kind: String,
+    /// How the samples were taken; `None` if there was nothing to sample.
+    pub sampling: Option<Sampling>,
+    /// The name of the host; `None` if an earlier version wrote the scan, as for the next three.
+    #[serde(default)]
+    pub host: Option<String>,
+    /// The processor and the kernel.
+    #[serde(default)]
+    pub machine: Option<String>,
+    /// The time when it ended (UTC).
+    #[serde(default)]
+    pub date: Option<String>,
+    /// The version of TiExec.
+    #[serde(default)]
+    pub version: Option<String>,
+    /// The programs: the one that saves most is the first.
+    pub programs: Vec<Program>,
+}
+
+impl Scan {
+    /// The value of `kind` in JSON.
+    pub const KIND: &'static str = "scan";
+}
+
+/// How the samples of a scan were taken.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Sampling {
+    /// The length of the sampling, in milliseconds.
+    pub duration_ms: u64,
+    /// Samples taken in user mode.
+    pub samples: u64,
+    /// Processes that were seen executing.
+    pub processes: usize,
+}
+
+/// A program.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Program {
+    /// The systemd unit, where there is one.
+    pub unit: Option<String>,
+    /// The path of the program.
+    pub exe: String,
+    /// Its processes.
+    pub pids: Vec<i32>,
+    /// Bytes of text, of all of its processes.
+    pub text_bytes: u64,
+    /// Bytes of it on huge pages.
+    pub huge_bytes: u64,
+    /// The share of one processor that it used in user mode.
+    pub cpu: f64,
+    /// The share of one processor that it is expected to save; `None` without an estimate.
+    pub saves: Option<f64>,
+    /// The range of it.
+    pub saves_range: Option<[f64; 2]>,
+    /// The estimate; `None` if the program was idle, has ended, or could not be looked at in time.
+    pub estimate: Option<Estimate>,
+}
+
+/// The estimate for a program.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Estimate {
+    /// The share of the program's time that is saved.
+    pub saving: f64,
+    /// The way to it, in a word.
+    pub way: String,
+    /// The huge pages that the way takes, in bytes, by backing.
+    pub memory: BTreeMap<String, u64>,
+    /// The command to run next.
+    pub next: Option<String>,
+}
