@@ -3,6 +3,7 @@
 mod cold;
 mod collapse;
 mod evicted;
+mod launch_evicts;
 mod package_upgrade;
 mod shared;
 mod warm_check_deps;

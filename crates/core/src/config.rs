@@ -83,6 +83,37 @@ impl FromStr for Edges {
     }
 }
 
+/// Whether a launch may evict a file from the page cache, to read it back in huge folios.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Evict {
+    /// Where nobody uses the file.
+    #[default]
+    Unused,
+    /// No.
+    Never,
+}
+
+impl fmt::Display for Evict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unused => "unused",
+            Self::Never => "never",
+        })
+    }
+}
+
+impl FromStr for Evict {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        match text {
+            "unused" => Ok(Self::Unused),
+            "never" => Ok(Self::Never),
+            _ => Err(ValueError::new("unused or never", text)),
+        }
+    }
+}
+
 /// The choice of ragged edges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EdgePolicy {
@@ -146,6 +177,8 @@ pub struct Settings {
     pub off: bool,
     /// See [`BackingChoice`].
     pub backing: BackingChoice,
+    /// See [`Evict`].
+    pub evict: Evict,
     /// The choice of ragged edges.
     pub edges: EdgePolicy,
     /// The size of the hugetlb pool's pages; by default that of a huge page.

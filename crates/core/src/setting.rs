@@ -168,6 +168,11 @@ settings! {
         help_for_attach: Some(
             "Take the huge pages from: auto (the first that works), pagecache, image, or hugetlb"
         );
+    "evict": |to, said| to.evict = said.value()?.parse()?,
+        takes: Takes::Value("WHEN"),
+        words: &["unused", "never"],
+        help: "Take a file that is cached in small pages out of the page cache and read it back in huge ones: unused (if no \
+            process uses it), or never [default: unused]";
     "page-size": |to, said| to.page_size = Some(parse_page_size(said.value()?)?),
         takes: Takes::Value("BYTES"),
         at: EVERYWHERE,
@@ -418,6 +423,16 @@ mod tests {
         let wanted = EdgePolicy { edges: Edges::Pad, pad_threshold: 64 << 10 };
         assert_eq!(of("edges=pad,pad-threshold=64K").edges, wanted);
         assert_eq!(malformed("edges=all,pad-threshold=much"), 2);
+    }
+
+    #[test]
+    fn evicting_is_set_like_everything_else() {
+        use crate::config::Evict;
+        assert_eq!((of("").evict, of("evict=never").evict), (Evict::Unused, Evict::Never));
+        assert_eq!(
+            (Evict::Unused.to_string(), malformed("evict=always,evict")),
+            ("unused".into(), 2)
+        );
     }
 
     #[test]

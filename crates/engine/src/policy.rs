@@ -1,7 +1,7 @@
 //! Makes a policy of settings.
 
 use tiexec_core::addr::{PageSize, short};
-use tiexec_core::config::Settings;
+use tiexec_core::config::{Evict, Settings};
 use tiexec_core::skip::FailureKind;
 use tiexec_remap::Failure;
 use tiexec_remap::policy::Policy;
@@ -18,7 +18,8 @@ pub fn policy(settings: &Settings, dry_run: bool) -> Result<Policy, Failure> {
     let pages = pages.ok_or_else(unsupported)?;
     let sources = Sources::asked_for(backing, numa);
     let deadline = settings.deadline();
-    Ok(Policy { pages, sources, select, edges, numa, deadline, dry_run })
+    let evict = settings.evict == Evict::Unused && !dry_run;
+    Ok(Policy { pages, sources, select, edges, numa, evict, deadline, dry_run })
 }
 
 /// Says that no text can be huge here.

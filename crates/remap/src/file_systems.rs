@@ -29,6 +29,11 @@ pub(crate) const LOCAL: [&[u8]; 18] = [
     b"zfs",
 ];
 
+/// Those on a block device that this kernel writes to itself. They update a file's times at the first write through a new
+/// mapping.
+pub(crate) const ON_DISK: [&[u8]; 7] =
+    [b"bcachefs", b"btrfs", b"ext2", b"ext3", b"ext4", b"f2fs", b"xfs"];
+
 /// The file system whose files are those of its layers.
 pub(crate) const OVERLAY: &[u8] = b"overlay";
 

@@ -12,7 +12,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::split_pages;
 use tiexec_tracee::clock;
 
-use crate::once_a_day::{first_today, is_of_today};
+use crate::records::{DAY, first_today, is_younger};
 use crate::{files, headroom, runtime_directory};
 
 /// The record is an empty file of one of these names.
@@ -65,5 +65,6 @@ fn open() -> Option<OwnedFd> {
 }
 
 fn recorded(directory: &OwnedFd) -> Option<bool> {
-    ANSWERS.into_iter().find_map(|(name, answer)| is_of_today(directory, name).then_some(answer))
+    let is_known = |name: &str| is_younger(directory, name.as_ref(), DAY);
+    ANSWERS.into_iter().find_map(|(name, answer)| is_known(name).then_some(answer))
 }

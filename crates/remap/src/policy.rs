@@ -22,6 +22,8 @@ pub struct Policy {
     pub edges: EdgePolicy,
     /// The nodes on which copies lie; `None` to leave the choice to the kernel.
     pub numa: Option<Numa>,
+    /// True if a launch may evict files that nobody uses, to read them back in huge folios.
+    pub evict: bool,
     /// How long staging may take.
     pub deadline: Duration,
     /// Plan only.

@@ -1,24 +1,17 @@
 //! `tiexecctl warm`: brings a file's text into huge folios of its page cache, and evicts it first if needed.
 //!
-//! It evicts one huge page's worth at a time and reads it back at once, and only if the kernel says that nobody
-//! writes to the file and nobody has that part mapped. The first part that does not become huge ends the evicting.
-//! The rest is brought in only where that evicts nothing.
+//! The first part that does not become huge ends the evicting. The rest is brought in only where that evicts nothing.
 
 use std::fs::File;
 use std::ops::Range;
-use std::time::Duration;
 
 use tiexec_core::addr::Pages;
 use tiexec_core::coverage::Rest;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
-use tiexec_sys::compaction;
-use tiexec_sys::pagecache::{cache_state, evict, is_open_for_writing};
-use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, SysError};
 use tiexec_tracee::Failure;
 
-use crate::pagecache::{ChunkState, bring, huge_pages, map, state, total, unmapped, unseen};
-use crate::users;
+use crate::evict::{Asker, Evictor, not_owner};
+use crate::pagecache::{ChunkState, bring, huge_pages, state, total};
 
 /// How much of a file's text is in huge folios that a mapping of the text can map by PMD entries.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -66,18 +59,21 @@ pub fn warm(
     let interiors = interiors(text, pages);
     let mut states = state(file, &interiors, pages)?;
     let untold = states.iter().any(|(_, state)| *state == ChunkState::Untold);
-    let mut evictor = Evictor {
-        file,
-        pages,
-        seen_huge: false,
-        obstacle: None,
-        asked: false,
-        patience: Patience::default(),
-    };
+    let mut evictor = Evictor::new(file, pages, Asker::Command);
+    let mut obstacle = None;
     for (index, (chunk, state)) in states.iter_mut().enumerate() {
         progress(index as u64 * pages.pmd.bytes());
-        if *state != ChunkState::Huge && evictor.warm(chunk, *state)? {
-            *state = ChunkState::Huge;
+        if *state != ChunkState::Huge {
+            if evictor.becomes_huge(chunk)? {
+                *state = ChunkState::Huge;
+            } else if *state == ChunkState::Untold {
+                obstacle.get_or_insert_with(|| not_owner("mincore"));
+            } else if obstacle.is_none() {
+                match evictor.evict_and_read(chunk)? {
+                    Ok(()) => *state = ChunkState::Huge,
+                    Err(failure) => obstacle = Some(failure),
+                }
+            }
         }
         evictor.seen_huge |= *state == ChunkState::Huge;
     }
@@ -86,7 +82,6 @@ pub fn warm(
     for edge in edges(text, pages) {
         let _not_text = bring(file, &[edge], pages, None);
     }
-    let obstacle = evictor.obstacle;
     if untold {
         return Ok(weigh(text, &states, obstacle, pages));
     }
@@ -108,215 +103,6 @@ pub fn warm_program(file: &File) -> Result<u64, Failure> {
         Some(obstacle) if warmed.huge_bytes == 0 => Err(obstacle),
         _ => Ok(warmed.huge_bytes),
     }
-}
-
-/// Evicts parts and reads them back, until an obstacle ends it.
-struct Evictor<'a> {
-    file: &'a File,
-    pages: Pages,
-    /// True if a part of the file is in a huge folio.
-    seen_huge: bool,
-    obstacle: Option<Failure>,
-    /// True once the file system and the file's unwritten pages have been checked.
-    asked: bool,
-    /// The rest of the time to wait for fragmented memory.
-    patience: Patience,
-}
-
-/// Waits for fragmented memory. The kernel compacts it within seconds.
-#[derive(Default)]
-struct Patience {
-    /// The total of all waits, for all parts of the file.
-    waited: Duration,
-    /// The next wait.
-    next: Duration,
-    /// True once all memory was compacted.
-    compacted: bool,
-}
-
-impl Patience {
-    const FIRST: Duration = Duration::from_millis(10);
-    const LONGEST: Duration = Duration::from_secs(5);
-    /// After this total, root has the kernel compact all memory.
-    const COMPACT_AFTER: Duration = Duration::from_millis(600);
-
-    /// Waits, each time twice as long, and has the kernel free a huge page. Returns false if the time is used up.
-    fn wait(&mut self, pages: Pages) -> bool {
-        if self.waited >= Self::LONGEST {
-            return false;
-        }
-        self.next = (2 * self.next).max(Self::FIRST);
-        std::thread::sleep(self.next);
-        self.waited += self.next;
-        if self.waited >= Self::COMPACT_AFTER && !self.compacted {
-            self.compacted = true;
-            let _not_root = compaction::compact_all();
-        }
-        let _still_fragmented = compaction::free_one(pages.pmd);
-        true
-    }
-
-    /// Makes the next wait short again.
-    const fn succeeded(&mut self) {
-        self.next = Duration::ZERO;
-    }
-}
-
-impl Evictor<'_> {
-    /// Makes one chunk huge. Returns whether it is.
-    fn warm(&mut self, chunk: &Range<u64>, state: ChunkState) -> Result<bool, Failure> {
-        if self.becomes_huge(chunk)? {
-            return Ok(true);
-        }
-        if state == ChunkState::Untold {
-            self.obstacle.get_or_insert_with(|| not_owner("mincore"));
-        }
-        if self.obstacle.is_some() {
-            return Ok(false);
-        }
-        match self.evict_and_read(chunk)? {
-            Ok(()) => Ok(true),
-            Err(obstacle) => {
-                self.obstacle = Some(obstacle);
-                Ok(false)
-            }
-        }
-    }
-
-    /// Tries to make the chunk huge without evicting anything.
-    fn becomes_huge(&self, chunk: &Range<u64>) -> Result<bool, Failure> {
-        let prepared = bring(self.file, std::slice::from_ref(chunk), self.pages, None)?;
-        Ok(total(&prepared.huge) == chunk.end - chunk.start)
-    }
-
-    fn evict_and_read(&mut self, chunk: &Range<u64>) -> Result<Result<(), Failure>, Failure> {
-        if let Err(obstacle) = self.may_evict(chunk) {
-            return Ok(Err(obstacle));
-        }
-        if let Some(users) = self.users(chunk)? {
-            return Ok(Err(Failure::new(FailureKind::InUse, format!("{users} it mapped"))));
-        }
-        let mut tries = 0;
-        loop {
-            evict(self.file, chunk).map_err(unmapped)?;
-            let mapping = map(self.file, chunk, self.pages)?;
-            if !mapping.cached_parts(chunk, self.pages.base).map_err(unseen)?.is_empty() {
-                // A page that was just read is on a list of its processor for a moment, from which nothing evicts
-                // it.
-                if tries > 0 && self.patience.wait(self.pages) {
-                    continue;
-                }
-                let _unreadable = mapping.populate(chunk);
-                // On overlayfs, cachestat(2) does not count the pages that must be written back.
-                let detail =
-                    "it cannot be evicted: just mapped, locked in memory, or not written back";
-                return Ok(Err(Failure::new(FailureKind::InUse, detail)));
-            }
-            if self.becomes_huge(chunk)? {
-                self.patience.succeeded();
-                return Ok(Ok(()));
-            }
-            tries += 1;
-            if !self.may_be_fragmentation(tries) || !self.patience.wait(self.pages) {
-                let _unreadable = mapping.populate(chunk);
-                return Ok(Err(self.came_back_small()));
-            }
-        }
-    }
-
-    /// Returns whether a part that came in small folios may come in a huge one once memory is less fragmented. If
-    /// no part of the file was ever huge, its file system may have no large folios. The part is then tried twice,
-    /// or as long as few huge pages are free.
-    fn may_be_fragmentation(&self, tries: u32) -> bool {
-        /// As many huge pages as other users of memory may take between two attempts.
-        const FEW: u64 = 16;
-        self.seen_huge
-            || tries < 2
-            || compaction::free_huge_pages(self.pages).is_some_and(|free| free < FEW)
-    }
-
-    /// Checks whether anything forbids evicting the chunk.
-    fn may_evict(&mut self, chunk: &Range<u64>) -> Result<(), Failure> {
-        if !self.asked {
-            let file_system = file_system(self.file);
-            if matches!(file_system.as_deref(), Some("tmpfs" | "ramfs" | "devtmpfs")) {
-                let detail = "the kernel makes no huge page of it now: memory may be fragmented";
-                return Err(Failure::new(FailureKind::NoHugePage, detail));
-            }
-            self.clean(&(0..0))?;
-            self.asked = true;
-        }
-        match is_open_for_writing(self.file) {
-            Ok(false) => {}
-            Ok(true) => {
-                let writers = users::writers(self.file);
-                let detail = format!("{writers} the file open for writing");
-                return Err(Failure::new(FailureKind::OpenForWriting, detail));
-            }
-            Err(error) => return Err(unknown(error)),
-        }
-        self.clean(chunk)
-    }
-
-    fn clean(&self, part: &Range<u64>) -> Result<(), Failure> {
-        let state = cache_state(self.file, part).map_err(unknown)?;
-        if state.dirty + state.writeback > 0 {
-            let detail = "parts of it are not written back to the disk yet";
-            return Err(Failure::new(FailureKind::DirtyFile, detail));
-        }
-        Ok(())
-    }
-
-    /// Returns, in words, who else has a page of the chunk mapped; `None` if nobody has.
-    fn users(&self, chunk: &Range<u64>) -> Result<Option<String>, Failure> {
-        let mapping = map(self.file, chunk, self.pages)?;
-        mapping.advise_random().map_err(unmapped)?;
-        for cached in mapping.cached_parts(chunk, self.pages.base).map_err(unseen)? {
-            let _unreadable = mapping.populate(&cached);
-        }
-        let is_mapped = mapping.is_mapped_elsewhere(chunk, self.pages.base).map_err(unseen)?;
-        Ok(is_mapped.then(|| users::mappers(&mapping, chunk)))
-    }
-
-    fn came_back_small(&self) -> Failure {
-        if self.seen_huge {
-            let detail = "a part read anew came in small folios: memory is fragmented";
-            return Failure::new(FailureKind::NoHugePage, detail);
-        }
-        let name = file_system(self.file).unwrap_or_else(|| "its file system".to_owned());
-        let detail = format!(
-            "{name} read it in small folios: it has no large ones here, or memory is fragmented; \
-             tiexec makes a copy instead"
-        );
-        Failure::new(FailureKind::NoLargeFolios, detail)
-    }
-}
-
-fn not_owner(call: &str) -> Failure {
-    let detail = format!(
-        "nothing was evicted: {call} serves only the file's owner and those who may write to it"
-    );
-    Failure::new(SkipReason::NotOwner, detail)
-}
-
-/// Returns the failure for a fact that the kernel does not tell, and without which nothing may be evicted.
-fn unknown(error: SysError) -> Failure {
-    match error.errno {
-        Errno::PERM | Errno::ACCES => not_owner(error.call),
-        _ => Failure::of(SkipReason::SmallFolios)(error).about("nothing was evicted"),
-    }
-}
-
-/// Returns the type of the file system as mounted, such as `ext4`.
-fn file_system(file: &File) -> Option<String> {
-    use rustix::fs::{AtFlags, StatxFlags, statx};
-    let id = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).ok()?.stx_mnt_id.to_string();
-    let mounts = ProcDir::this_process().and_then(|process| process.read("mountinfo")).ok()?;
-    let mounts = String::from_utf8_lossy(&mounts).into_owned();
-    // "36 35 98:0 /root /point options optional… - type source options" (proc_pid_mountinfo(5)).
-    let line = mounts.lines().find(|line| line.split(' ').next() == Some(&id))?;
-    let (_, after) = line.split_once(" - ")?;
-    after.split(' ').next().map(str::to_owned)
 }
 
 /// Returns the whole huge pages inside each part of the text.

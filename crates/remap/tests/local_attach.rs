@@ -51,6 +51,7 @@ fn own_text_becomes_huge_while_threads_execute_it() {
         select: Select::default(),
         edges: EdgePolicy::default(),
         numa: None,
+        evict: false,
         deadline: Duration::from_secs(30),
         dry_run: false,
     };

@@ -2,7 +2,8 @@
 //! machine maps huge pages as the test needs it.
 //!
 //! Only builds with the feature `fault-injection` look at `TIEXEC_TEST_CLOCK=N`, which makes the limits of minutes N times
-//! shorter, at `TIEXEC_TEST_ANSWER=N`, which makes the wait for an answer N times longer, and at `TIEXEC_TEST_HOST`.
+//! shorter, at `TIEXEC_TEST_ANSWER=N`, which makes the wait for an answer N times longer, at `TIEXEC_TEST_DISK=N`, which
+//! makes the disk seem N times slower, and at `TIEXEC_TEST_HOST`.
 
 use std::time::Duration;
 
@@ -22,6 +23,11 @@ pub fn planted_host() -> Option<bool> {
         return std::env::var("TIEXEC_TEST_HOST").ok().map(|host| host == "splits");
     }
     None
+}
+
+/// Returns how long a read counts that took this long.
+pub fn disk(took: Duration) -> Duration {
+    took * factor("TIEXEC_TEST_DISK")
 }
 
 #[cfg(feature = "fault-injection")]

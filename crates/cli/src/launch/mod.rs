@@ -193,6 +193,16 @@ impl Launcher {
 
     /// Execs while a helper traces this process.
     fn held(&self, caller: &Caller) -> u8 {
+        if let Some(why) = caller.small().filter(|_| self.settings.verbose) {
+            let (reason, file) =
+                (why.reason, search(self.name()).map(|path| path.word().to_string()));
+            let fix = and_fix(&why.detail, reason.fix_for(file.as_deref()));
+            self.unless_quiet(format_args!(
+                "{}: the page cache holds text in small pages: {reason}: {}{fix}",
+                self.name().shown(),
+                why.detail
+            ));
+        }
         let mut keep = Vec::with_capacity(3);
         if let Some(Sink::File(file, _)) = &self.sink {
             keep.push(file.as_fd());

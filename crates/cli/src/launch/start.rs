@@ -15,7 +15,7 @@ use tiexec_engine::follow::hand_over;
 use tiexec_engine::follow::start::{Left, StartWatch};
 use tiexec_engine::journal;
 use tiexec_remap::Failure;
-use tiexec_remap::once_a_day::first_today;
+use tiexec_remap::records::first_today;
 use tiexec_remap::store::Store;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process, thp};

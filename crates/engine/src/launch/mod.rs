@@ -15,7 +15,7 @@ use tiexec_core::proc::status::{CAP_SYS_PTRACE, Status};
 use tiexec_core::report::{Kind, Report};
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_remap::Failure;
-use tiexec_remap::launch::{Launched, Order, bring_in, bring_in_object, carry_out};
+use tiexec_remap::launch::{Brought, Launched, Order, bring_in, bring_in_object, carry_out};
 use tiexec_remap::objects::{self, Expected, Object};
 use tiexec_remap::policy::Policy;
 use tiexec_sys::procfs::ProcDir;
@@ -60,6 +60,15 @@ pub struct Caller {
     status: Status,
     /// The order; its deadline is already reduced by the time that the page cache took.
     order: Order,
+    /// Why the page cache holds text in small folios, so that it must be copied or stays on base pages.
+    small: Option<Failure>,
+}
+
+impl Caller {
+    /// Returns why the page cache holds text in small folios, and the launch did not change that.
+    pub const fn small(&self) -> Option<&Failure> {
+        self.small.as_ref()
+    }
 }
 
 /// The result of a launch, as the helper reports it.
@@ -148,9 +157,11 @@ impl Launch<'_> {
             return Err(Failure::new(SkipReason::LinkerUnwatched, detail));
         }
         let begun = Instant::now();
+        let mut small = None;
         // A filter may kill a process that examines the page cache, so under a filter the helper examines it.
         if let Some(image) = image.filter(|_| policy.sources.pagecache && status.seccomp == 0) {
-            let huge = self.bring_in(image, &objects, &policy);
+            let Brought { complete: huge, left } = bring_all_in(image, &objects, &policy);
+            small = left;
             // A report, a dry run and `--strict` need the kernel's own figures of the process. `-v` names the objects'
             // text that stays on base pages.
             let plainly = !self.wants_report && !self.dry_run && !self.settings.strict;
@@ -178,7 +189,7 @@ impl Launch<'_> {
             refuse_with: self.settings.strict.then_some(self.refused),
             wants_report: self.wants_report || self.dry_run,
         };
-        Ok(Start::Held(Box::new(Caller { status, order })))
+        Ok(Start::Held(Box::new(Caller { status, order, small })))
     }
 
     /// Returns whether the user selected the program.
@@ -188,18 +199,6 @@ impl Launch<'_> {
         let path = image.path.canonicalize().unwrap_or_else(|_| image.path.clone());
         let meant = |patterns: Patterns| patterns.accept(path.as_os_str().as_encoded_bytes());
         select.text() && Patterns::new(only, except).map_or(true, meant)
-    }
-
-    /// Makes the page cache huge; returns whether nothing more is to do for the program's own text.
-    fn bring_in(&self, image: &Image, objects: &[Object], policy: &Policy) -> bool {
-        let deadline = Instant::now() + policy.deadline;
-        let main = !policy.select.main
-            || File::open(&image.path)
-                .is_ok_and(|exe| bring_in(&exe, &image.facts, policy, deadline));
-        for object in objects {
-            bring_in_object(object, policy.pages, deadline);
-        }
-        main
     }
 
     /// Starts a helper, which traces this process and works on the program once this process has exec'ed it. The helper
@@ -213,7 +212,7 @@ impl Launch<'_> {
         mut keep: Vec<BorrowedFd<'a>>,
         tell: impl Fn(Told<'_>),
     ) -> Result<Armed, Failure> {
-        let Caller { status, order } = caller;
+        let Caller { status, order, .. } = caller;
         if status.tracer_pid != 0 {
             let detail = format!("process {} traces this one", status.tracer_pid);
             return Err(Failure::new(FailureKind::AlreadyTraced, detail));
@@ -277,6 +276,23 @@ impl Launch<'_> {
         report.detail = (!detail.is_empty()).then(|| detail.clone());
         report
     }
+}
+
+/// Makes the page cache of the program and of its objects huge. The result is complete if nothing more is to do for the
+/// program's own text.
+fn bring_all_in(image: &Image, objects: &[Object], policy: &Policy) -> Brought {
+    let deadline = Instant::now() + policy.deadline;
+    let mut all = Brought { complete: !policy.select.main, left: None };
+    if policy.select.main
+        && let Ok(exe) = File::open(&image.path)
+    {
+        all = bring_in(&exe, &image.facts, policy, deadline);
+    }
+    for object in objects {
+        let left = bring_in_object(object, policy, deadline);
+        all.left = all.left.or(left);
+    }
+    all
 }
 
 /// Returns whether the process runs the program that the user called `name`: by the name of its

@@ -4,22 +4,19 @@
 mod after_ld_so;
 mod copies;
 mod helper_end;
+mod page_cache;
 mod program;
 mod rebase;
 
 use std::cell::Cell;
 use std::ffi::OsStr;
-use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
-use tiexec_core::config::Edges;
-use tiexec_core::elf::ElfFacts;
+use tiexec_core::addr::{AddrRange, RemoteAddr};
 use tiexec_core::plan::{Backing, Plan};
 use tiexec_core::proc::auxv;
-use tiexec_core::rebase::MainImage;
 use tiexec_core::report::Report;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_core::snapshot::Snapshot;
@@ -39,14 +36,16 @@ use tiexec_tracee::session::{Counts, Session};
 use crate::attach::{AtStart, Attached, StopCost};
 use crate::credentials;
 use crate::image::Filled;
-use crate::objects::{Expected, Object, chunks_of};
+use crate::objects;
+use crate::objects::{Expected, Object};
 use crate::policy::Policy;
 use crate::verify::{self, Subject};
-use crate::{objects, pagecache};
 
 use self::after_ld_so::Linker;
 use self::helper_end::{lets_child_in, reap, refused};
 use self::program::Program;
+
+pub use self::page_cache::{Brought, bring_in, bring_in_object};
 
 /// With at least this many bytes to relocate, `ld.so` takes long enough for TiExec to catch it by polling.
 const LONG_RELOCATION: u64 = 512 << 10;
@@ -428,35 +427,4 @@ fn initial_stack(snapshot: &Snapshot, at: RemoteAddr) -> Result<AddrRange, Failu
     stack.map(|vma| vma.range).ok_or_else(|| {
         Failure::new(FailureKind::StackRoom, "the stack pointer is not in the initial stack")
     })
-}
-
-/// Brings the text of `exe`, about to be exec'ed, into PMD-sized folios, until `deadline`, if that costs no other
-/// process anything. The exec itself would read some text in small folios: the kernel clears the page where the bss
-/// begins, and reads around that fault.
-///
-/// Returns whether a plain exec finds all of its text in huge pages, where it can be PMD-mapped, so that the
-/// program needs no change. With edges in the policy, it may always need one.
-pub fn bring_in(exe: &File, facts: &ElfFacts, policy: &Policy, deadline: Instant) -> bool {
-    let Policy { pages, edges, .. } = *policy;
-    let image = MainImage::new(facts, 0, RemoteAddr::new(0));
-    let Some(bias) = image.congruent_bias(pages.pmd) else { return false };
-    if !image.position_independent && !image.has_bias(bias, pages.pmd) {
-        return false;
-    }
-    let len = exe.metadata().map_or(0, |meta| meta.len());
-    let chunks = image.chunks(bias, pages, edges, len);
-    let complete = pagecache::prepare(exe, &chunks, pages, deadline)
-        .is_ok_and(|prepared| prepared.shortfall.is_none());
-    let congruent: u64 = chunks.iter().map(|chunk| chunk.end - chunk.start).sum();
-    let texts = facts.loads.iter().filter(|load| load.is_text());
-    let whole = texts.filter_map(|load| load.mapped(pages.base)?.align_inward(pages.pmd));
-    let all: u64 = whole.map(AddrRange::len).sum();
-    let only_whole = edges.edges == Edges::Conservative;
-    complete && only_whole && !image.position_independent && congruent == all
-}
-
-/// As [`bring_in`], for a shared object. The kernel maps large objects from an address that is a multiple of the
-/// huge page on, and the object is brought in for such an address.
-pub fn bring_in_object(object: &Object, pages: Pages, deadline: Instant) {
-    let _best_effort = pagecache::prepare(&object.file, &chunks_of(object, pages), pages, deadline);
 }

@@ -25,11 +25,8 @@ use tiexec_sys::lease::{Against, Lease};
 use tiexec_tracee::Failure;
 
 use super::directory::Directory;
-use crate::file_systems::{self, LOCAL, OVERLAY, Place};
+use crate::file_systems::{self, LOCAL, ON_DISK, OVERLAY, Place};
 
-/// The file systems that update a file's times at the first write through a new mapping.
-const SHOW_CHANGES: [&[u8]; 7] =
-    [b"bcachefs", b"btrfs", b"ext2", b"ext3", b"ext4", b"f2fs", b"xfs"];
 /// The file systems without writers.
 const NEVER_CHANGE: [&[u8]; 4] = [b"cramfs", b"erofs", b"iso9660", b"squashfs"];
 
@@ -78,7 +75,7 @@ pub(super) fn of<'a>(
         // The file system has no leases, or the file is another user's.
         Err(_not_known) => None,
     };
-    if lease.is_some() && is_of(&SHOW_CHANGES) {
+    if lease.is_some() && is_of(&ON_DISK) {
         return Ok(Proof { _lease: lease });
     }
     if place.is_some_and(|place| place.is_idmapped) {
