@@ -42,11 +42,15 @@ fn a_program_that_a_start_would_move() {
             assert_eq!(restart["launch_bytes"], of_main(&launched), "{restart} {launched}");
             assert_eq!(restart["here_bytes"], of_main(&attached), "{restart} {attached}");
             assert_eq!(attached["restart"], *restart);
-            let line =
-                format!("MiB of {path} can be huge where it lies; a start by tiexec gives 6.0\n");
+            let line = format!(
+                "MiB of {path} can be huge where it lies; a start by tiexec --backing=image gives 6.0\n"
+            );
             assert!(table.contains(&line), "{table}");
-            assert!(done.out().contains("; a start by tiexec gives 6.0 of 6."), "{done}");
-            assert!(advice.contains("a start by tiexec gives 6.0 MiB"), "{advice}");
+            assert!(
+                done.out().contains("; a start by tiexec --backing=image gives 6.0 of 6."),
+                "{done}"
+            );
+            assert!(advice.contains("a start by tiexec --backing=image gives 6.0 MiB"), "{advice}");
         }
         held.finish().assert_code(7);
     }

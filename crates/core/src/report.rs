@@ -131,7 +131,7 @@ pub struct Restart {
     pub here_bytes: u64,
     /// Bytes of it that a launch puts on huge pages.
     pub launch_bytes: u64,
-    /// The command of that launch, without the program: `tiexec`, or `tiexec --edges=pad`.
+    /// The command of that launch, without the program: `tiexec`, or `tiexec --backing=image --edges=pad`.
     pub command: String,
 }
 

@@ -28,6 +28,8 @@ pub struct Started {
     pub image: AddrRange,
     /// The plan of a launch.
     pub plan: Plan,
+    /// The options that the launch needs for this plan, each behind a blank.
+    options: &'static str,
     /// Bytes of its text.
     text_bytes: u64,
     /// Bytes of its text that fill whole huge pages at its present address.
@@ -52,9 +54,11 @@ pub fn plan(process: &ProcDir, edges: EdgePolicy, pages: Pages) -> Result<Starte
         .filter_map(|text| AddrRange::new(moved(text.start()), moved(text.end())))
         .collect();
     let whole = texts.iter().filter_map(|text| text.align_inward(pages.pmd));
+    let (plan, options) = of_start(&exe, &image, entry, edges, pages);
     Ok(Started {
         image: image.range(pages.base).ok_or_else(nowhere)?,
-        plan: of_start(&exe, &image, entry, edges, pages),
+        plan,
+        options,
         text_bytes: texts.iter().map(|text| text.len()).sum(),
         whole_bytes: whole.map(AddrRange::len).sum(),
     })
@@ -95,30 +99,32 @@ fn recent_plan(process: &ProcDir, edges: EdgePolicy, pages: Pages) -> Result<Sta
 }
 
 /// Plans by what the page cache holds now, and reads nothing into it. A launch places a program for the page cache
-/// if any of its text is in huge folios.
+/// if any of its text is in huge folios. Returns the options for the plan, too: without them, a launch may make the page
+/// cache huge where a copy gives more.
 fn of_start(
     exe: &File,
     image: &MainImage,
     entry: RemoteAddr,
     edges: EdgePolicy,
     pages: Pages,
-) -> Plan {
+) -> (Plan, &'static str) {
     let by = |folios: &[Range<u64>]| plan_start(image, entry, folios, edges, pages);
     let len = exe.metadata().map_or(0, |meta| meta.len());
     let bias = image.congruent_bias(pages.pmd).unwrap_or(0);
     let chunks = image.chunks(bias, pages, edges, len);
     let (copied, cached) = (by(&[]), by(&chunks));
-    let Ok(states) = pagecache::state(exe, &chunks, pages) else { return copied };
+    let Ok(states) = pagecache::state(exe, &chunks, pages) else { return (copied, "") };
     if states.iter().all(|(_, state)| *state == ChunkState::Small) {
-        return copied;
+        let is_more = copied.huge_bytes() > cached.huge_bytes();
+        return (copied, if is_more { " --backing=image" } else { "" });
     }
     let huge = states.into_iter().filter(|(_, state)| *state == ChunkState::Huge);
     let huge: Vec<Range<u64>> = huge.map(|(page, _)| page).collect();
     if !huge.is_empty() {
-        return by(&huge);
+        return (by(&huge), "");
     }
     // A launch reads text that is not cached, in huge folios or in small ones; plan for the worse result.
-    if cached.huge_bytes() < copied.huge_bytes() { cached } else { copied }
+    (if cached.huge_bytes() < copied.huge_bytes() { cached } else { copied }, "")
 }
 
 /// Returns what a launch would give, if that is more than the process has or can have. `files` are those of the
@@ -129,7 +135,8 @@ pub fn gain(
     edges: EdgePolicy,
     pages: Pages,
 ) -> Option<Restart> {
-    let Started { plan, text_bytes, whole_bytes, .. } = recent_plan(process, edges, pages).ok()?;
+    let Started { plan, options, text_bytes, whole_bytes, .. } =
+        recent_plan(process, edges, pages).ok()?;
     let exe = process.exe_path().ok()?;
     // Nobody can start a program in a memfd by a path.
     if exe.starts_with(b"/memfd:") {
@@ -139,7 +146,7 @@ pub fn gain(
         String::from_utf8_lossy(exe.strip_suffix(b" (deleted)").unwrap_or(&exe)).into_owned();
     let huge = files.iter().find(|file| file.path == path).map_or(0, |file| file.huge_bytes);
     let (here_bytes, launch_bytes) = (huge.max(whole_bytes), plan.huge_bytes());
-    let command = format!("tiexec{}", edges.options());
+    let command = format!("tiexec{options}{}", edges.options());
     let restart = Restart { path, text_bytes, here_bytes, launch_bytes, command };
     (restart.launch_bytes > restart.here_bytes).then_some(restart)
 }

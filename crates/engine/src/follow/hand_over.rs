@@ -39,10 +39,11 @@ const LONGEST: usize = 1024;
 /// Returns whether the agent would do the same as a companion with these settings. An agent knows no settings of a
 /// launch, and treats programs by its own defaults.
 pub fn suits(settings: &Settings) -> bool {
-    let Settings { strict, deadline, ref report, json, quiet, verbose, .. } = *settings;
+    let Settings { strict, deadline, evict, ref report, json, quiet, verbose, .. } = *settings;
     // These say nothing about the time after the start.
     let report = report.clone();
-    let plain = Settings { strict, deadline, report, json, quiet, verbose, ..Settings::default() };
+    let plain =
+        Settings { strict, deadline, evict, report, json, quiet, verbose, ..Settings::default() };
     *settings == plain
 }
 

@@ -216,7 +216,12 @@ impl Runs<'_> {
             Arm::Tiexec => {
                 // tiexec becomes the user's program, which gets the same as in the other arm.
                 let mut command = programs::of_user(&self.tiexec);
-                command.args(&self.options.option).arg("--").args(words);
+                let options = &self.options.option;
+                // A launch that evicts the file would also make the text of the plain runs huge.
+                if !options.iter().any(|option| option.starts_with("--evict")) {
+                    command.arg("--evict=never");
+                }
+                command.args(options).arg("--").args(words);
                 command
             }
         }

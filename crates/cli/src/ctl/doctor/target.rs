@@ -165,12 +165,12 @@ fn text(
     });
     if let Some(restart) = restart::gain(process, &files, EdgePolicy::default(), pages) {
         let [here, launch] = [restart.here_bytes, restart.launch_bytes].map(mib);
-        let path = restart.path.shown();
+        let (path, command) = (restart.path.shown(), restart.command);
         findings.push(Finding::new(
             Level::No,
             "start",
             format_args!(
-                "{here} MiB of {path} can be huge where it lies; a start by tiexec gives {launch} MiB"
+                "{here} MiB of {path} can be huge where it lies; a start by {command} gives {launch} MiB"
             ),
         ));
     }
