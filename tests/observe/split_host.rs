@@ -72,7 +72,7 @@ fn a_launch_reads_the_record_of_its_user() {
              exec env -u TIEXEC_TEST_HOST \"$@\""
         );
         let run = Run::new(copy.path(), ["7"]).options(["--backing=image"]);
-        let done = run.behind(&["unshare", "--mount", "sh", "-ec", &script, "sh"]).output();
+        let done = run.behind(["unshare", "--mount", "sh", "-ec", &script, "sh"]).output();
         done.assert_code(7);
         assert_eq!(done.err().contains(WARNING), warns, "{owner} {time} {name}: {done}");
     }
