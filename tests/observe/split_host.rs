@@ -33,7 +33,9 @@ fn an_attach_says_so_once_a_day() {
     assert_eq!(attach(&whole, ("TIEXEC_TEST_HOST", "whole"), "--json"), "");
     let said = attach(&one, SPLITS, "--json");
     let pid = one.pid();
-    let measure = format!("; to measure it: tiexecctl revert {pid} && tiexecctl canary {pid}\n");
+    let measure = format!(
+        "; to measure it: tiexecctl revert {pid}, then tiexecctl canary --counter CMD {pid}\n"
+    );
     assert!(said.contains(WARNING) && said.ends_with(&measure), "{said}");
     assert_eq!(attach(&again, SPLITS, "--json"), "");
     for held in [one, quiet, again, whole] {

@@ -29,7 +29,7 @@ pub fn are_split(pages: Pages) -> Option<bool> {
     static ANSWER: OnceLock<Option<bool>> = OnceLock::new();
     let has_room = || {
         let this = ProcDir::this_process();
-        this.is_ok_and(|this| headroom::check(&this, split_pages::MEMORY).is_ok())
+        this.is_ok_and(|this| headroom::check(&this, split_pages::memory(pages)).is_ok())
     };
     *ANSWER.get_or_init(|| known().or_else(|| has_room().then(|| measured(pages)).flatten()))
 }
@@ -57,6 +57,13 @@ pub fn record(split: bool) {
 pub fn warning_of_today(program: &[u8]) -> Option<&'static str> {
     first_today(&[b"host_splits\0", program].concat()).then_some(
         "the host of this machine splits huge pages: huge text gains little here, and can lose",
+    )
+}
+
+/// Returns how to measure the gain of running processes, which these words select for a command.
+pub fn how_to_measure(selected: &str) -> String {
+    format!(
+        "to measure it: tiexecctl revert {selected}, then tiexecctl canary --counter CMD {selected}"
     )
 }
 

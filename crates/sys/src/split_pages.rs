@@ -29,9 +29,6 @@ pub struct LoadTimes {
 /// The number of measurements, each in other memory: the host may map some of it by huge pages.
 pub const COPIES: usize = 5;
 
-/// The memory that a measurement takes for its time, in bytes, where a huge page has 2 MiB.
-pub const MEMORY: u64 = 48 << 20;
-
 /// The number of pages that are loaded from: more than the first level of any data TLB has entries (Zen 4: 72, Golden
 /// Cove: 96), and no more than the first level of the data cache has lines (32 KiB: 512).
 const PLACES: usize = 320;
@@ -68,7 +65,13 @@ pub fn are_split_here(pages: Pages) -> Option<bool> {
     measure(pages).ok().and_then(|times| are_split(&times))
 }
 
-/// Measures the load times. Takes about 10 ms, and [`MEMORY`] for that time.
+/// Returns the most memory that a measurement takes for its time, in bytes: two patterns, and the copies of two rounds.
+pub fn memory(pages: Pages) -> u64 {
+    let one = (PLACES * APART) as u64 * pages.base.bytes();
+    8 * one.next_multiple_of(pages.pmd.bytes())
+}
+
+/// Measures the load times. Takes about 10 ms, and [`memory`] for that time.
 ///
 /// # Errors
 /// EPERM if huge pages are forbidden to this process (`PR_SET_THP_DISABLE`); ENOSYS if a huge page is larger than 32

@@ -220,20 +220,18 @@ pub(super) fn of_samples(
 /// If the host splits huge pages, proposes a measurement in the place of a change: huge text can lose there.
 fn measure_first(advice: &mut Advice, options: &Advise, host_splits: bool) {
     let is_change = |next: &String| !next.starts_with("tiexecctl advise ");
-    if !host_splits || !advice.next.as_ref().is_some_and(is_change) {
-        return;
+    if host_splits && advice.next.as_ref().is_some_and(is_change) {
+        advice.next = Some(shell(&measurement(options)));
     }
-    let words: Vec<OsString> = if options.command.is_empty() {
-        ["tiexecctl", "canary"]
-            .into_iter()
-            .map(OsString::from)
-            .chain(options.targets.words())
-            .collect()
-    } else {
-        let bench = ["tiexecctl", "bench", "--"].into_iter().map(OsString::from);
-        bench.chain(options.command.iter().cloned()).collect()
+}
+
+/// Returns the command that measures what huge pages gain for the same processes, or for the same command.
+fn measurement(options: &Advise) -> Vec<OsString> {
+    let (command, rest): (&[&str], Vec<OsString>) = match options.command.is_empty() {
+        true => (&["tiexecctl", "canary", "--counter", "CMD"], options.targets.words()),
+        false => (&["tiexecctl", "bench", "--"], options.command.clone()),
     };
-    advice.next = Some(shell(&words));
+    command.iter().map(OsString::from).chain(rest).collect()
 }
 
 /// Returns the size of the huge pages that the way takes in these processes, in bytes, by backing. A copy counts once for
@@ -326,4 +324,31 @@ fn is_for_a_store(advice: &Advice) -> bool {
     let is_library = |text: &&TextAdvice| text.path.ends_with(".so") || text.path.contains(".so.");
     let of_libraries: f64 = advice.files.iter().filter(is_library).map(gain).sum();
     advice.judgement.verdict != Verdict::NotWorthIt && of_libraries > gain(&advice.text) / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::options::Ctl;
+
+    #[test]
+    fn a_measurement_is_a_command_of_ours() {
+        let of = |targets, command: Option<&str>| {
+            let mut options = Advise::of(targets, None);
+            options.command.extend(command.map(OsString::from));
+            measurement(&options)
+        };
+        let pids = Targets { pids: vec!["7".to_owned()], ..Targets::default() };
+        let unit = Targets { unit: Some("a b.service".to_owned()), ..Targets::default() };
+        for (words, command) in [
+            (of(pids, None), "tiexecctl canary --counter CMD 7"),
+            (of(unit, None), "tiexecctl canary --counter CMD --unit 'a b.service'"),
+            (of(Targets::default(), Some("true")), "tiexecctl bench -- true"),
+        ] {
+            assert_eq!(shell(&words), command);
+            assert!(Ctl::try_parse_from(words).is_ok(), "{command}");
+        }
+    }
 }

@@ -213,8 +213,8 @@ impl Job<'_> {
 fn warn_of_host(locked: &LockedTarget) {
     if let Some(warning) = host_pages::warning_of_today(&program(locked)) {
         let (comm, pid) = (&locked.target.comm, locked.target.pid.as_raw_nonzero());
-        let measure = format!("to measure it: tiexecctl revert {pid} && tiexecctl canary {pid}");
-        warn(format_args!("{comm} {pid}: {warning}; {measure}"));
+        let pid = pid.to_string();
+        warn(format_args!("{comm} {pid}: {warning}; {}", host_pages::how_to_measure(&pid)));
     }
 }
 

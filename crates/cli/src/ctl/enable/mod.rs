@@ -266,10 +266,12 @@ fn enable_one(name: &str, options: &Enable, setup: &Setup) -> Result<Enabled, u8
     }
     let split = thp::pages().and_then(host_pages::are_split);
     if split == Some(true)
+        && !name.contains("@.")
         && let Some(warning) = host_pages::warning_of_today(name.as_bytes())
     {
         let name = name.shown();
-        warn(format_args!("{name}: {warning}; to measure it: tiexecctl canary {scope}{name}"));
+        let measure = host_pages::how_to_measure(&format!("{scope}{name}"));
+        warn(format_args!("{name}: {warning}; {measure}"));
     }
     let printed = if options.json {
         let object = serde_json::json!({

@@ -1,7 +1,7 @@
 //! The keys. Each changes the state or requests work.
 
 use super::input::Key;
-use super::model::{Act, Chosen, Detail, Family, Itlb, Mode, Model, Sort};
+use super::model::{Act, Chosen, Detail, Itlb, Mode, Model, Sort};
 
 /// Work that a key requests.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -95,7 +95,9 @@ fn selected(model: &mut Model) -> Option<Chosen> {
     let has_row = !matches!(model.mode, Mode::Detail(_));
     let family = model.selected.filter(|_| has_row).and_then(|pid| model.families.get(&pid));
     if let Some(family) = family {
-        model.message = family_of(family);
+        let count = family.pids.len();
+        model.message =
+            format!("these are {count} processes: Enter shows them, so that you can select one");
         return None;
     }
     let chosen = model.chosen();
@@ -103,16 +105,6 @@ fn selected(model: &mut Model) -> Option<Chosen> {
         "select a process first, by the arrow keys".clone_into(&mut model.message);
     }
     chosen
-}
-
-/// Returns the message for a key that applies to one process only.
-fn family_of(Family { pids, sums }: &Family) -> String {
-    let count = pids.len();
-    let all = match sums.unit.strip_suffix(".service") {
-        Some(unit) if !unit.contains('/') => format!("; all at once: tiexecctl attach {unit}"),
-        _ => String::new(),
-    };
-    format!("these are {count} processes: Enter shows them, so that you can select one{all}")
 }
 
 fn confirm(model: &mut Model, act: Act) {

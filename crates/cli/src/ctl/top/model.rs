@@ -198,6 +198,8 @@ impl Model {
 
     /// Shows each family as one row, or if that is so, each process.
     pub(super) fn fold_or_unfold(&mut self) {
+        let living: HashSet<Kind> = self.processes.all.values().map(kind).collect();
+        self.unfolded.retain(|kind| living.contains(kind));
         self.folds = !self.folds || !self.unfolded.is_empty();
         self.unfolded.clear();
         self.arrange();

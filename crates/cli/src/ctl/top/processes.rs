@@ -100,7 +100,8 @@ impl Process {
         self.run_time = (run_time, now);
     }
 
-    /// Returns the sums over several processes of one program; `None` without processes. A copy counts once.
+    /// Returns the sums over several processes of one program; `None` without processes. A copy counts once. If the text of
+    /// one process is not known, the sum is not known.
     pub(super) fn sum(all: &[&Self]) -> Option<Self> {
         let mut sums = Self { cpu: None, ..(*all.first()?).clone() };
         let mut copies = Copies::default();
@@ -118,9 +119,11 @@ impl Process {
                 copies.add(&of.copies);
             }
         }
-        if let Some(text) = text {
-            sums.looked = Looked::Seen(Text { copies: copies.into_all(), ..text });
-        }
+        let unseen = all.iter().find(|process| process.text().is_none());
+        sums.looked = match (unseen, text) {
+            (None, Some(text)) => Looked::Seen(Text { copies: copies.into_all(), ..text }),
+            (unseen, _) => unseen.map_or(Looked::Never, |process| process.looked.clone()),
+        };
         sums.name = format!("{} x{}", sums.name, all.len());
         Some(sums)
     }

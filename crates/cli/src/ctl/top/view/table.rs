@@ -158,7 +158,16 @@ fn content(title: &str, pid: i32, process: &Process, model: &Model) -> String {
         _ => "-",
     };
     let known = |what: String| if process.text().is_some() { what } else { none.to_owned() };
-    let outcome = model.agent.outcomes.as_ref().and_then(|outcomes| outcomes.get(&pid));
+    let of_agent = |said: fn(&Outcome) -> String| {
+        let outcomes = model.agent.outcomes.as_ref();
+        let of = |pid: &i32| outcomes.and_then(|all| all.get(pid)).map_or("-".to_owned(), said);
+        match model.families.get(&pid) {
+            Some(family) if family.pids.iter().any(|other| of(other) != of(&pid)) => {
+                "mixed".to_owned()
+            }
+            _ => of(&pid),
+        }
+    };
     match title {
         "PID" => pid.to_string(),
         "TEXT MiB" => known(mib(text)),
@@ -175,11 +184,8 @@ fn content(title: &str, pid: i32, process: &Process, model: &Model) -> String {
             let copies = process.text().into_iter().flat_map(|text| &text.copies);
             known(mib(copies.map(|(_, bytes)| bytes).sum()))
         }
-        "RULE" => outcome.map_or_else(|| "-".to_owned(), |it| it.rule.shown().to_string()),
-        "OUTCOME" => outcome.map_or_else(
-            || "-".to_owned(),
-            |it| format!("{}, {}", it.result.shown(), since(it.when)),
-        ),
+        "RULE" => of_agent(|it| it.rule.shown().to_string()),
+        "OUTCOME" => of_agent(|it| format!("{}, {}", it.result.shown(), since(it.when))),
         "NAME" => process.name.clone(),
         "UNIT" if process.unit.is_empty() => "-".to_owned(),
         "UNIT" => process.unit.clone(),
