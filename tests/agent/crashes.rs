@@ -332,7 +332,7 @@ fn a_jvm_that_faults_has_crashed() {
     let path = dir.path().display().to_string();
     let begin = || {
         let no_core = ["prlimit", "--core=0"];
-        Run::new(&java, [&file, "-cp", &path, "Dies"]).plain().behind(&no_core).start()
+        Run::new(&java, [&file, "-cp", &path, "Dies"]).plain().behind(no_core).start()
     };
     // 1 is also the status of an uncaught exception.
     ends_of_a_runtime(&java, "fault", &[134, 1], &begin);
@@ -353,7 +353,7 @@ fn a_node_that_aborts_has_crashed() {
     });";
     let begin = || {
         let no_core = ["prlimit", "--core=0"];
-        Run::new(node.path(), ["-e", script]).plain().behind(&no_core).start()
+        Run::new(node.path(), ["-e", script]).plain().behind(no_core).start()
     };
     ends_of_a_runtime(node.path(), "abort", &[132, 133, 134], &begin);
 }
