@@ -158,7 +158,7 @@ fn content(title: &str, pid: i32, process: &Process, model: &Model) -> String {
         _ => "-",
     };
     let known = |what: String| if process.text().is_some() { what } else { none.to_owned() };
-    let of_agent = |said: fn(&Outcome) -> String| {
+    let of_agent = |said: fn(&agent::Process) -> String| {
         let outcomes = model.agent.outcomes.as_ref();
         let of = |pid: &i32| outcomes.and_then(|all| all.get(pid)).map_or("-".to_owned(), said);
         match model.families.get(&pid) {
