@@ -29,7 +29,7 @@ use clap::{Arg, Command, CommandFactory, Parser};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use tiexec::options::{Ctl, Daemon, Launch};
-use tiexec_core::setting::Setting;
+use tiexec_core::setting::{At, Setting};
 
 #[derive(Parser, Debug)]
 #[command(name = "cargo xtask", about = "Chores of the project")]
@@ -219,7 +219,7 @@ fn words(command: &str, option: &str) -> Vec<&'static str> {
     let setting = Setting::of(option).map_or(&[][..], |setting| setting.words);
     let fits = |word: &&str| match (command, option) {
         ("tiexec" | "attach" | "canary", "edges") | ("tiexec", _) => true,
-        ("attach", _) => *word != "off",
+        ("attach", _) => *word != "off" && Setting::is_at(At::Attach, option),
         ("canary", "backing") => ["image", "hugetlb"].contains(word),
         _ => false,
     };

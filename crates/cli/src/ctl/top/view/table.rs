@@ -13,6 +13,7 @@ use super::super::model::{Model, Sort};
 use super::super::processes::{Looked, Process};
 use super::{BOLD, Look, REVERSED};
 use crate::ctl::date::since;
+use crate::ctl::status::agent;
 
 /// A column: its title, its sort order, its width, and its alignment.
 struct Column {
