@@ -32,7 +32,7 @@ USERUNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/user
 LIBDIR = $(DESTDIR)$(PREFIX)/lib
 INCLUDEDIR = $(DESTDIR)$(PREFIX)/include
 
-.PHONY: all programs lib demo test guest tests lint soak vm-test k8s-test tools-test image bench man completions install uninstall clean
+.PHONY: all programs lib demo test guest tests lint soak vm-test k8s-test tools-test docs-test image bench man completions install uninstall clean
 
 # All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
 all: programs lib man completions
@@ -116,6 +116,11 @@ k8s-test:
 tools-test: programs
 	scripts/setup tools
 	$(CARGO) xtask tools-test --record --programs $(DIST)
+
+# Each command block of README.md and of the guide, on real programs: PAGES="systemd go" are two pages.
+docs-test:
+	scripts/setup test
+	$(CARGO) xtask docs-test $(PAGES)
 
 # A container image of the static programs, where tiexecd knows pods of Kubernetes. The same programs give the same digest.
 # ARCH=aarch64 builds it for another processor (scripts/setup vm), with the tag tiexec:latest-aarch64.

@@ -6,6 +6,7 @@ mod covered;
 mod dist;
 #[cfg(test)]
 mod docs;
+mod docs_test;
 mod guide;
 mod header;
 mod k8s;
@@ -47,6 +48,7 @@ enum Chore {
     VmTest(vm::VmTest),
     K8sTest(k8s::K8sTest),
     ToolsTest(tools::ToolsTest),
+    DocsTest(docs_test::DocsTest),
     Dist(dist::Dist),
     /// Makes the guide's page of reasons anew, from the list in the code
     Guide,
@@ -77,6 +79,7 @@ fn main() -> Result<ExitCode> {
         Chore::VmTest(test) => return test.run(),
         Chore::K8sTest(test) => return test.run(),
         Chore::ToolsTest(test) => return test.run(),
+        Chore::DocsTest(test) => return test.run(),
         Chore::Dist(dist) => return dist.run(),
         Chore::Guide => guide::write()?,
         Chore::Chart => k8s::chart::write()?,

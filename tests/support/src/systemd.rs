@@ -50,16 +50,18 @@ pub struct Systemd {
 impl Systemd {
     /// Boots systemd up to `basic.target`, with `tiexec` and `tiexecctl` in `/usr/bin`.
     pub fn boot() -> Systemd {
-        Systemd::boot_with(&super::tiexecctl().with_file_name(""))
+        Systemd::boot_over(&super::tiexecctl().with_file_name(""), &[])
     }
 
     /// Boots systemd without the programs, so that packages can be installed.
     pub fn boot_for_packages() -> Systemd {
         super::store::own_run();
-        Systemd::boot_with(Path::new(""))
+        Systemd::boot_over(Path::new(""), &[])
     }
 
-    fn boot_with(programs: &Path) -> Systemd {
+    /// Boots systemd with the programs of this directory. Each file or directory of this machine in `over` covers a path inside: the
+    /// copy of a program covers the machine's own.
+    pub fn boot_over(programs: &Path, over: &[(PathBuf, PathBuf)]) -> Systemd {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         // A killed test leaves its cgroup, and another process gets its number later.
@@ -67,6 +69,8 @@ impl Systemd {
         let group = format!("tiexec-units-{}-{count}-{}", std::process::id(), since.as_nanos());
         let words = ["--mount", "sh", SCRIPT, &group].map(OsStr::new);
         let words = words.into_iter().chain([programs.as_os_str(), OsStr::new("enter")]);
+        let pairs = over.iter().flat_map(|(from, at)| [from.as_os_str(), at.as_os_str()]);
+        let words = words.chain(pairs);
         let mut boot = Run::new("unshare", words).plain().limit(600).start();
         eventually("systemd is executed", || {
             if boot.has_ended() {

@@ -1,19 +1,22 @@
 # Boots systemd as PID 1 of new namespaces. systemd.rs explains the purpose, and runs this script in a new mount
 # namespace. $1: the name of the cgroup. $2: the directory of the programs under test; empty if packages contain them.
-# $3: enter; boot, once the namespaces exist; or leave, once the processes are killed.
+# $3: enter; boot, once the namespaces exist; or leave, once the processes are killed. Then pairs: a file or directory of the machine, and
+# the place that it covers.
 set -eu
 umask 022
+group=$1 programs=$2 part=$3
+shift 3
 # systemd gets its own hierarchy of cgroups, whether or not the machine has mounted it.
 hierarchy=/mnt
-at=$hierarchy/$1
+at=$hierarchy/$group
 
-case $3 in
+case $part in
 enter | leave)
     mount --make-rprivate /
     mount -t cgroup -o none,name=systemd none $hierarchy
     ;;
 esac
-if [ "$3" = leave ]; then
+if [ "$part" = leave ]; then
     for _ in $(seq 300); do
         # The processes may take a moment to end.
         find "$at" -depth -type d -exec rmdir {} + 2>/dev/null || true
@@ -23,12 +26,12 @@ if [ "$3" = leave ]; then
     echo "processes are left in $at: $(find "$at" -name cgroup.procs -exec cat {} +)" >&2
     exit 1
 fi
-if [ "$3" = enter ]; then
+if [ "$part" = enter ]; then
     mkdir "$at"
     echo $$ >"$at/cgroup.procs"
     # systemd runs without the capabilities with which a service could change the machine.
     exec setpriv --pdeathsig KILL --bounding-set -sys_module,-sys_time,-sys_rawio,-syslog,-audit_control \
-        unshare --fork --kill-child --pid --mount --cgroup --ipc --uts --net sh "$0" "$1" "$2" boot
+        unshare --fork --kill-child --pid --mount --cgroup --ipc --uts --net sh "$0" "$group" "$programs" boot "$@"
 fi
 
 # The kernel shows the PID in the PID namespace of the mount, which is still the machine's here.
@@ -56,10 +59,10 @@ for directory in etc var usr/bin; do
     over $directory
 done
 mkdir -p dev home mnt opt proc root run srv sys tmp
-if [ -n "$2" ]; then
+if [ -n "$programs" ]; then
     for program in tiexec tiexecctl tiexecd; do
         touch usr/bin/$program
-        mount --bind "$2/$program" usr/bin/$program
+        mount --bind "$programs/$program" usr/bin/$program
     done
 else
     for directory in usr/share usr/lib/systemd; do
@@ -81,6 +84,10 @@ for own in dev run tmp; do
     mount -t tmpfs -o mode=755 none $own
 done
 chmod 1777 tmp
+while [ $# -gt 1 ]; do
+    mount --bind "$1" ".$2"
+    shift 2
+done
 for node in null zero full random urandom tty; do
     touch dev/$node
     mount --bind /dev/$node dev/$node

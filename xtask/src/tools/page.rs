@@ -102,6 +102,7 @@ const CORES: &str = "
 A core dump does not hold the code, because the kernel leaves out what a file has. Name the *program* beside the core: then gdb and elfutils take the
 code and the names from the program's file, wherever the process had the code from.
 
+<!-- docs-test: skip it needs a core dump, of which make tools-test asks gdb and eu-stack -->
 ```console
 $ gdb -batch -ex bt PROGRAM core
 $ eu-stack -e PROGRAM --core core
