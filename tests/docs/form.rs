@@ -21,6 +21,9 @@ const SIZES: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
 /// The lines of `tiexecctl doctor` that measure this machine: `warn  host  …`, `ok  gain  …`.
 const MEASURED: [&str; 2] = ["host", "gain"];
 
+/// The first words of lines that say something else on each processor, or for each verdict.
+const BY_MACHINE: [&str; 2] = ["next", "iTLB"];
+
 /// Stands for any lines, or for any words in a line.
 const ANY: &str = "…";
 
@@ -49,7 +52,7 @@ fn words(line: &str) -> Vec<String> {
 /// Returns the place from which on a line depends on a verdict: `wall time: too noisy to tell: …`, `wall time: 2.0 % less …`,
 /// `next  nothing: …`.
 fn consequence(words: &[String]) -> Option<usize> {
-    if words.first().is_some_and(|word| word == "next") {
+    if words.first().is_some_and(|word| BY_MACHINE.contains(&word.as_str())) {
         return Some(1);
     }
     let is_verdict = |words: &[String]| match words {
@@ -170,6 +173,11 @@ fn fits<T>(
     reached[all.len()]
 }
 
+/// Returns whether the line may be missing: a reason of a verdict, or the number of files with few samples.
+fn is_by_chance(line: &str) -> bool {
+    line.starts_with("  - ") || line.starts_with('(') && line.contains(" more) ")
+}
+
 fn same_line(shown: &str, said: &str) -> bool {
     fits(&words(shown), &words(said), &|word| word == ANY, &|one, other| one == other)
 }
@@ -178,7 +186,13 @@ fn same_line(shown: &str, said: &str) -> bool {
 /// `-` (only in the page), `+` (only said) or a blank. The lines of the page have their numbers, beginning with `first`.
 pub(crate) fn difference(shown: &[String], said: &[String], first: usize) -> Option<String> {
     let said: Vec<String> = said.iter().map(|line| line.trim_end().to_owned()).collect();
-    if fits(shown, &said, &|line| line.trim() == ANY, &|one, other| same_line(one, other)) {
+    let compared = |lines: &[String]| {
+        lines.iter().filter(|line| !is_by_chance(line)).cloned().collect::<Vec<_>>()
+    };
+    let (compared_shown, compared_said) = (compared(shown), compared(&said));
+    if fits(&compared_shown, &compared_said, &|line| line.trim() == ANY, &|one, other| {
+        same_line(one, other)
+    }) {
         return None;
     }
     // The longest common subsequence, from the end.
@@ -257,6 +271,8 @@ mod tests {
                 "warn  host  a load takes 1.4 ns: the host maps",
                 "no  host  a load takes 9 ns: too uneven",
             ),
+            ("all 1\n(2 more)   1%\nmaybe\n  - few", "all 1\nworth it\n  - one\n  - another"),
+            ("iTLB  64 + 8", "iTLB  64; second level 512"),
             ("next  nothing: leave it as it is", "next  tiexecctl attach 1"),
             ("/tmp/srv 2.5", "/root/x/srv 1"),
         ] {

@@ -31,9 +31,12 @@ const LACKING: i32 = 77;
 const BEGIN: char = '\u{1e}';
 const END: char = '\u{1f}';
 
+/// Finds a file; `None` if this machine does not have it.
+type Find = fn() -> Option<PathBuf>;
+
 /// Programs of this machine whose text a page shows, and the words of a page that uses them. Such a page gets private copies in small
 /// folios: the page cache may hold the machine's own files in any state, and no other process may see a warmed one.
-const PRIVATE: [(&str, fn() -> Option<PathBuf>); 5] = [
+const PRIVATE: [(&str, Find); 5] = [
     ("prometheus", || installed("prometheus")),
     ("node", || installed("node")),
     ("mariadb", || installed("mariadbd")),

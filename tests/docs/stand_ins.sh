@@ -197,11 +197,11 @@ attached_by_agent() {
     is_attached() { tiexecctl status | grep -q '/usr/bin/node .*ok'; }
     eventually is_attached
 }
-# cc1plus_here: the compiler proper of g++, and a preprocessed source.
+# cc1plus_here HEADER: the compiler proper of g++, and a preprocessed source with that header.
 cc1plus_here() {
     needs g++
     cp "$(g++ -print-prog-name=cc1plus)" cc1plus
-    printf '#include <regex>\nint main() { return std::regex_match("a", std::regex("a")); }\n' >b.cc
+    printf '#include <%s>\nint main() { return 0; }\n' "$1" >b.cc
     g++ -std=c++17 -E b.cc >b.ii
 }
 app_js() {
