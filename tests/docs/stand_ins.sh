@@ -76,10 +76,10 @@ head() {
     command head "$@"
 }
 
-# busy_node: node, which works half of the time. Prints its PID.
+# busy_node: node, which works a fifth of the time. Prints its PID.
 busy_node() {
     needs node
-    setsid node -e 'setInterval(() => { const end = Date.now() + 50; while (Date.now() < end) JSON.stringify([...Array(999)]); }, 100)' >/dev/null 2>&1 &
+    setsid node -e 'setInterval(() => { const end = Date.now() + 20; while (Date.now() < end) JSON.stringify([...Array(999)]); }, 100)' >/dev/null 2>&1 &
     local pid=$!
     disown
     eventually settled $pid
