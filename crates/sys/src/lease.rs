@@ -36,8 +36,8 @@ impl<'a> Lease<'a> {
     /// CAP_LEASE.
     pub fn try_take(file: &'a File, against: Against) -> Result<Option<Self>, SysError> {
         const CALL: &str = "fcntl(F_SETLEASE)";
-        // If an opener waits for the lease, the kernel signals the lease's holder. The signal here is
-        // SIGURG, which is ignored unless the program asked for it, instead of SIGIO, which kills.
+        // If an opener waits for the lease, the kernel signals the lease's holder, until there is no owner below. The
+        // signal here is SIGURG, which is ignored by default, instead of SIGIO, which kills.
         // SAFETY: fcntl with a live descriptor and numbers touches no memory.
         let signal = unsafe { libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) };
         check(CALL, signal.into())?;
@@ -48,7 +48,12 @@ impl<'a> Lease<'a> {
         // SAFETY: as above.
         let taken = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) };
         match check(CALL, taken.into()) {
-            Ok(_) => Ok(Some(Self(file))),
+            Ok(_) => {
+                // The caller may become a program that has SIGURG blocked and would find it pending (`f_setown`, fs/fcntl.c).
+                // SAFETY: as above.
+                let _no_signal = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETOWN, 0) };
+                Ok(Some(Self(file)))
+            }
             Err(error) if error.errno == Errno::AGAIN => Ok(None),
             Err(error) => Err(error),
         }
@@ -59,5 +64,27 @@ impl Drop for Lease<'_> {
     fn drop(&mut self) {
         // SAFETY: as in `try_take`.
         let _gone = unsafe { libc::fcntl(self.0.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn nobody_is_signalled_when_an_opener_waits() {
+        let mut made = tempfile::NamedTempFile::new().expect("a file");
+        made.write_all(b"text").expect("room on the disk");
+        let path = made.into_temp_path();
+        let file = File::open(&path).expect("it is there");
+        let Ok(Some(lease)) = Lease::try_take(&file, Against::Openers) else {
+            return println!("SKIP nobody_is_signalled_when_an_opener_waits: no leases here");
+        };
+        // SAFETY: fcntl with a live descriptor and numbers touches no memory.
+        let owner = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETOWN) };
+        assert_eq!(owner, 0);
+        drop(lease);
     }
 }
