@@ -180,6 +180,9 @@ fn which_way_is_better() {
     }
     let date = bench["date"].as_str().expect("a date");
     assert!(date.ends_with(" UTC") && bench["version"].is_string(), "{bench}");
+    // A proposed command measures in the same way, and does not replace this file.
+    let again = serde_json::json!(["--warmup=0", COST, "--option=--backing=off"]);
+    assert_eq!(bench["arguments"], again, "{bench}");
     // The page shows these values and the next step.
     let page = ctl(["report", &file.to_string_lossy()]).out();
     for part in [date, "Linux ", "Next: "] {

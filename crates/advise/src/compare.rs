@@ -358,7 +358,7 @@ pub struct Bench {
     /// The systemd unit of the process that the bench attached to.
     #[serde(default)]
     pub service: Option<String>,
-    /// The options of the bench itself, except the number of rounds.
+    /// The options of the bench itself, except the number of rounds and those for the output.
     #[serde(default)]
     pub arguments: Option<Vec<String>>,
     /// The figures that were compared; the first is the subject of the bench.

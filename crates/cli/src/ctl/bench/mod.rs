@@ -305,7 +305,7 @@ enum Workload {
     Process { pid: u32, command: Vec<String>, service: Option<String> },
 }
 
-/// Returns the options as words of a command, except the number of rounds.
+/// Returns the options as words of a command, except the number of rounds and those for the output.
 fn arguments(options: &options::Bench) -> Vec<String> {
     let options::Bench {
         runs: _,
@@ -317,13 +317,12 @@ fn arguments(options: &options::Bench) -> Vec<String> {
         counter,
         slice,
         option,
-        export_json,
-        json,
+        export_json: _,
+        json: _,
         command: _,
     } = options;
     let flag = |is_set: bool, name: &str| is_set.then(|| name.to_owned());
     let slice = slice.map(|slice| format!("--slice={slice:?}"));
-    let export = export_json.as_ref().map(|path| format!("--export-json={}", path.shown()));
     let words = [
         (*warmup != 1).then(|| format!("--warmup={warmup}")),
         prepare.as_ref().map(|command| format!("--prepare={command}")),
@@ -331,8 +330,6 @@ fn arguments(options: &options::Bench) -> Vec<String> {
         metric.as_ref().map(|metric| format!("--metric={metric}")),
         flag(*counter, "--counter"),
         slice,
-        export,
-        flag(*json, "--json"),
         attach.map(|pid| format!("--attach={pid}")),
     ];
     let option = option.iter().map(|option| format!("--option={option}"));
