@@ -1,10 +1,11 @@
 //! `tiexecctl canary --unit` measures one of Debian's services by the service's own counter, and leaves the service as
-//! it was.
+//! it was. What is better, it proposes to enable.
 
 use support::attaching::json;
 use support::child::eventually;
-use support::require;
+use support::fresh::keep_small;
 use support::systemd::{NEEDS, Systemd, can_boot};
+use support::{Kind, install, require};
 
 const UNIT: &str = "mariadb.service";
 /// The counter command of the guide.
@@ -54,4 +55,27 @@ fn of_a_database_under_load() {
     let verdicts = systemd.ctl(["canary", "export"]);
     assert_eq!(json(&verdicts)["verdicts"], serde_json::json!([]), "{verdicts}");
     drop(load);
+}
+
+/// The next step is about the whole service, with the options that were measured.
+#[test]
+fn what_is_better_is_to_be_enabled_with_the_same_options() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    let program = systemd.path("/opt/counts");
+    install(&support::program("counts", Kind::DynamicNoPie), &program, 0o755);
+    keep_small(&program);
+    // The program ends at the end of its input.
+    let unit = "[Service]\nExecStartPre=mkfifo /run/input\n\
+                ExecStart=sh -c 'exec /opt/counts /run/count 300 <>/run/input'\n";
+    systemd.write_unit("/etc/systemd/system/counts.service", unit);
+    systemd.start("counts.service");
+    eventually("it runs its program", || systemd.processes("counts.service") == ["/opt/counts"]);
+    let args = ["canary", "--json", "--slice=400ms", "--edges=pad", "--counter", "cat /run/count"];
+    let done = systemd.ctl([&args[..], &["counts"]].concat());
+    let found = json(done.assert_code(0));
+    assert_eq!((&found["verdict"], &found["kept"]), (&"better".into(), &true.into()), "{done}");
+    let enable = "tiexecctl enable counts.service -- --edges=pad";
+    assert_eq!(found["next"]["command"], enable, "{done}");
+    systemd.ctl(enable.split(' ').skip(1)).assert_code(0);
 }

@@ -163,6 +163,9 @@ pub struct Account {
     /// version wrote the account, as for all that follows.
     #[serde(default)]
     pub copied_bytes: Option<u64>,
+    /// True if there were copies, and no process is left on them. False also if an earlier version wrote the account.
+    #[serde(default)]
+    pub given_back: bool,
     /// [`Account::per_cpu_second`] after each pair; see [`History`].
     #[serde(default)]
     pub history: Vec<AtPair>,

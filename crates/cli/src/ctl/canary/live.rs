@@ -195,6 +195,11 @@ impl<'a> Live<'a> {
         ProcDir::of(self.main).ok().and_then(|process| systemd_units::of(&process))
     }
 
+    /// Returns whether the processes are a whole unit, which the user named.
+    pub(super) fn is_of_unit(&self) -> bool {
+        self.selection.is_unit()
+    }
+
     pub(super) fn exe(&self) -> &[u8] {
         &self.exe
     }

@@ -20,7 +20,7 @@ use tiexec_agent::decide::build_of;
 use tiexec_agent::off::{self, Off};
 use tiexec_agent::rules::Rules;
 use tiexec_agent::state::{Build, now};
-use tiexec_agent::verdicts::{FEWEST_PAIRS, subject};
+use tiexec_agent::verdicts::{FEWEST_PAIRS, by_copies, subject};
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::proc::cgroup::Units;
@@ -419,6 +419,8 @@ struct Run<'a> {
     /// The unit and the command line of the main process.
     unit: Option<Units>,
     command: Vec<String>,
+    /// True if there were copies, and no process is left on them.
+    given_back: bool,
     progress: Progress,
 }
 
@@ -467,6 +469,7 @@ impl<'a> Run<'a> {
             },
             unit,
             command,
+            given_back: false,
             progress: Progress::default(),
         }
     }
@@ -491,9 +494,14 @@ impl<'a> Run<'a> {
         tiexec_sys::process::ignore_interrupts();
         if is_kept {
             self.live.turn.clear();
-        } else if let Err(left) = self.live.go_back() {
-            warn(left);
-            status = exit::PARTIAL;
+        } else {
+            match self.live.go_back() {
+                Ok(()) => self.given_back = self.live.switches() > 0,
+                Err(left) => {
+                    warn(left);
+                    status = exit::PARTIAL;
+                }
+            }
         }
         drop(std::mem::take(&mut self.progress));
         // A canary that ended early leaves no verdict.
@@ -836,6 +844,7 @@ impl<'a> Run<'a> {
             longest_switch_s: self.live.longest_switch().as_secs_f64(),
             subject: subject(&self.build, self.settings),
             copied_bytes: self.live.copied(),
+            given_back: self.given_back,
             history: history.points().to_vec(),
             host: Some(host()),
             unit: self.unit.as_ref().map(ToString::to_string),
@@ -851,7 +860,14 @@ impl<'a> Run<'a> {
     fn next(&self, end: &End, verdict: Verdict, is_kept: bool) -> Next {
         let own = rustix::process::geteuid().as_raw();
         let is_service = |name: &String| name.ends_with(".service");
-        let unit = self.unit.as_ref().and_then(|units| match &units.user {
+        let mut options = self.settings.edges.options();
+        let backing = by_copies(self.settings.clone()).backing;
+        if backing != BackingChoice::Image {
+            options += &format!(" --backing={backing}");
+        }
+        // Processes that were selected in another way may be only a part of their unit.
+        let unit = self.unit.as_ref().filter(|_| self.live.is_of_unit());
+        let unit = unit.and_then(|units| match &units.user {
             None => Some(&units.system)
                 .filter(|name| is_service(name))
                 .map(|name| name.word().to_string()),
@@ -860,22 +876,47 @@ impl<'a> Run<'a> {
             }
             Some(_) => None,
         });
+        let more = self.pairs.per_cpu.forecast().and_then(|forecast| forecast.verdict);
+        Subject { processes: self.live.words(), unit, options }.next(end, verdict, is_kept, more)
+    }
+}
+
+/// The subject of the next step, as words of commands.
+struct Subject {
+    /// The selection of the processes.
+    processes: String,
+    /// The service, if the selection is a whole service.
+    unit: Option<String>,
+    /// The options for the edges and the backing, unless they are the defaults; a blank is before each of them.
+    options: String,
+}
+
+impl Subject {
+    /// Returns the next step. `more` is how many more pairs a verdict may take, if known.
+    fn next(&self, end: &End, verdict: Verdict, is_kept: bool, more: Option<usize>) -> Next {
+        let Self { processes, unit, options } = self;
         match (end, verdict) {
             _ if is_kept => match unit {
-                Some(unit) => Next::command(
-                    "a restart of the service begins on base pages; for copies after each start:",
-                    format!("tiexecctl enable {unit}"),
-                ),
+                Some(unit) => {
+                    let apart = if options.is_empty() { "" } else { " --" };
+                    Next::command(
+                        "a restart of the service begins on base pages; for copies after each start:",
+                        format!("tiexecctl enable {unit}{apart}{options}"),
+                    )
+                }
                 None => Next::command(
                     "nothing; the copies are kept. To undo that:",
-                    format!("tiexecctl revert {}", self.live.words()),
+                    format!("tiexecctl revert {processes}"),
                 ),
             },
             (End::Known | End::Time, Verdict::Worse | Verdict::NoWorse) => {
                 Next::words("nothing; leave it on base pages.")
             }
-            (End::Known | End::Time, _) => {
-                let more = self.pairs.per_cpu.forecast().and_then(|forecast| forecast.verdict);
+            (End::Known | End::Time, Verdict::Better) => Next::command(
+                "the copies are better, but are not kept. To make them again:",
+                format!("tiexecctl attach{options} {processes}"),
+            ),
+            (End::Known | End::Time, Verdict::Undecided) => {
                 let more = more.map_or(String::new(), |more| {
                     format!(": a verdict may take {more} more pairs (--max)")
                 });
@@ -909,4 +950,36 @@ fn times(Interval { estimate, low, high }: Interval) -> String {
     let Some(estimate) = estimate else { return "not known".to_owned() };
     let end = |end: Option<f64>| end.map_or_else(|| "?".to_owned(), |end| format!("{end:.3}"));
     format!("{estimate:.3} times ({}–{})", end(low), end(high))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_command_makes_the_copies_that_were_measured() {
+        let next = |end: &End, is_kept, unit: Option<&str>, options: &str| {
+            let (processes, options) = ("--exe /x".to_owned(), options.to_owned());
+            let subject = Subject { processes, unit: unit.map(str::to_owned), options };
+            subject.next(end, Verdict::Better, is_kept, None).command.unwrap_or_default()
+        };
+        let edges = " --edges=pad --backing=hugetlb";
+        for (is_kept, unit, options, command) in [
+            (true, Some("x.service"), "", "tiexecctl enable x.service".to_owned()),
+            (
+                true,
+                Some("--user x.service"),
+                edges,
+                format!("tiexecctl enable --user x.service --{edges}"),
+            ),
+            (true, None, edges, "tiexecctl revert --exe /x".to_owned()),
+            (false, Some("x.service"), edges, format!("tiexecctl attach{edges} --exe /x")),
+            (false, None, "", "tiexecctl attach --exe /x".to_owned()),
+        ] {
+            for end in [End::Known, End::Time] {
+                assert_eq!(next(&end, is_kept, unit, options), command);
+            }
+        }
+        assert_eq!(next(&End::Gone, false, None, ""), "");
+    }
 }
