@@ -4,6 +4,7 @@
 use serde_json::Value;
 
 use support::attaching::{attach, ctl, small};
+use support::child::{eventually, state};
 use support::page::{after, assert_narrow, assert_numbers, assert_print, between, browser, shown};
 use support::{Held, Kind, Run, install, program, require};
 
@@ -103,6 +104,29 @@ fn of_several_processes() {
     done.assert_code(4);
     assert!(done.err().contains("there is no such file"), "{done}");
     ctl(["report", &list, "--exe", &exe]).assert_code(2);
+}
+
+/// Plans are made for the first 16 processes. The page says that the others are not counted.
+#[test]
+fn of_more_processes_than_are_planned() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("page.html");
+    let (hot, still) = (small("hotset", Kind::DynamicNoPie), small("hold", Kind::DynamicNoPie));
+    let mut all = vec![Run::new(hot.path(), ["1500", "600"]).plain().start()];
+    all[0].wait_line("spinning");
+    all.extend((0..16).map(|_| Run::new(still.path(), ["7"]).plain().hold()));
+    let list: Vec<String> = all.iter().map(|held| held.pid().to_string()).collect();
+    let out = file.display().to_string();
+    ctl(["report", "--duration", "1s", "-o", &out, &list.join(",")]).assert_code(0);
+    let html = std::fs::read_to_string(&file).expect("a page");
+    let json = between(&html, "id=\"data\">", "</script>").expect("the JSON");
+    let json: Value = serde_json::from_str(json).expect("JSON");
+    let process = &json["process"];
+    let counts = (&process["memory_processes"], &process["memory_left_out"]);
+    assert_eq!(counts, (&16.into(), &1.into()), "{process}");
+    let has_memory = process["memory"].as_object().is_some_and(|memory| !memory.is_empty());
+    assert_eq!(html.contains("; processes not counted: <data"), has_memory, "{html}");
+    assert_numbers(&html);
 }
 
 #[test]
@@ -230,11 +254,15 @@ fn the_next_command_is_whole() {
     let out = dir.path().join("page.html").display().to_string();
     let copy = small("hold", Kind::DynamicNoPie);
     let held = Run::new(copy.path(), ["7"]).plain().hold();
+    eventually("it sleeps", || state(held.pid()) == Some('S'));
     let pid = held.pid().to_string();
     let done = ctl(["report", "--duration", "200ms", "-o", &out, &pid]);
     done.assert_code(1);
-    let whole = format!("fix: `tiexecctl report --output {out} --duration 6s {pid}` ");
-    assert!(done.err().contains(&whole), "{done}");
+    let begin = format!("fix: `tiexecctl report --output {out} --duration ");
+    let err = done.err();
+    let seconds = between(&err, &begin, &format!("s {pid}` "));
+    // A busy machine samples for longer.
+    assert!(seconds.is_some_and(|it| it.parse::<u64>().is_ok_and(|it| it >= 6)), "{done}");
     held.finish().assert_code(7);
 }
 

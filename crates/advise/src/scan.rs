@@ -25,6 +25,9 @@ pub struct Scan {
     /// The version of TiExec.
     #[serde(default)]
     pub version: Option<String>,
+    /// True if the host of this machine splits huge pages: each program is measured before a change.
+    #[serde(default)]
+    pub host_splits: bool,
     /// The programs: the one that saves most is the first.
     pub programs: Vec<Program>,
 }
@@ -75,6 +78,9 @@ pub struct Estimate {
     pub saving: f64,
     /// The way to it, in a word.
     pub way: String,
+    /// True if there were too few samples for a verdict: the command to run next samples for longer.
+    #[serde(default)]
+    pub few_samples: bool,
     /// The huge pages that the way takes, in bytes, by backing.
     pub memory: BTreeMap<String, u64>,
     /// The command to run next.

@@ -11,6 +11,20 @@ fn saving(bench: &Bench) -> Option<Saving> {
     Some(Saving { name: bench.processor()?.name.clone(), share, range: Some(range) })
 }
 
+/// Returns whether the saved time is that in user mode. Else it is the processor time of all modes.
+fn is_of_user_mode(bench: &Bench) -> bool {
+    bench.processor().is_some_and(|metric| metric.name == "user time")
+}
+
+/// Names the time that is saved.
+fn time(bench: &Bench) -> &'static str {
+    if is_of_user_mode(bench) { "the time in user mode" } else { "the processor time" }
+}
+
+fn title(bench: &Bench) -> &'static str {
+    if is_of_user_mode(bench) { "Time in user mode saved" } else { "Processor time saved" }
+}
+
 /// Returns the figure whose rounds are shown: that of the processor time, if it is known.
 fn subject(bench: &Bench) -> Option<&Comparison> {
     bench.processor().or(bench.metrics.first())
@@ -63,14 +77,14 @@ pub(super) fn html(data: &Data<'_>, bench: &Bench) -> String {
     }
     let (mut content, mut explained) = (String::new(), String::new());
     if let Some(saving) = saving(bench) {
-        explained += &saving.explained("huge pages");
+        explained += &saving.explained(time(bench), "huge pages");
         content = plots::savings(&[saving]).to_html();
     } else {
         let why = match bench.processor() {
             Some(metric) => metric.words(bench.round_s),
             None => "not known: the compared figure is not about processor time".to_owned(),
         };
-        let _infallible = writeln!(content, "<p>Processor time saved: {}.</p>", escape(&why));
+        let _infallible = writeln!(content, "<p>{}: {}.</p>", title(bench), escape(&why));
     }
     // Without these figures, both ways may have had the same pages.
     if bench.huge_plain_bytes.is_some() && bench.huge_tiexec_bytes.is_some() {
@@ -83,7 +97,8 @@ pub(super) fn html(data: &Data<'_>, bench: &Bench) -> String {
         explained +=
             " Copies on huge pages take as much memory; huge pages of the page cache take none.";
     }
-    section(&mut html, "Processor time saved, and memory", false, explained.trim(), &content);
+    let title = format!("{}, and memory", title(bench));
+    section(&mut html, &title, false, explained.trim(), &content);
     let mut content = plots::ratios(bench).to_html();
     let rows = ordered(bench).into_iter().map(|(index, metric)| {
         let at = |key: &str| format!("/bench/metrics/{index}/{key}");

@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use super::plots::{self, Plot};
-use super::{Data, Saving, command_line, escape, heading, next, section, table};
+use super::{Data, Saving, command_line, escape, heading, next, percent, section, table};
 use crate::canary::Account;
 use crate::compare::{saved_of, times};
+use crate::sequential::TOLERANCE;
 
 fn saving(account: &Account) -> Option<Saving> {
     let ratio = account.per_cpu_second;
@@ -50,11 +51,16 @@ pub(super) fn html(data: &Data<'_>, account: &Account) -> String {
     }
     saved(&mut html, data, account);
     if !account.history.is_empty() {
-        let explained = "The line is the ratio of the work per CPU second with copies to that on base pages, after each \
-                         pair; the band is its interval. The canary ends once the interval lies on one side of a \
-                         dashed line.";
+        let explained = format!(
+            "The line is the ratio of the work per CPU second with copies to that on base pages, after each pair; the \
+             band is its interval. The canary ends once the whole interval lies above {keep} (better), below 1 (worse), \
+             or between {} and {keep} (no worse than {}): these are the dashed lines.",
+            times(1.0 - TOLERANCE),
+            percent(TOLERANCE),
+            keep = data.number("/canary/keep_above", times),
+        );
         let content = plots::narrowing(account).to_html();
-        section(&mut html, "The interval, pair by pair", true, explained, &content);
+        section(&mut html, "The interval, pair by pair", true, &explained, &content);
     }
     html
 }
@@ -63,7 +69,7 @@ fn saved(html: &mut String, data: &Data<'_>, account: &Account) {
     let (mut content, mut explained) = (String::new(), String::new());
     match saving(account) {
         Some(saving) => {
-            explained = saving.explained("the copies");
+            explained = saving.explained("the processor time", "the copies");
             content += &plots::savings(&[saving]).to_html();
         }
         None => {
@@ -71,12 +77,25 @@ fn saved(html: &mut String, data: &Data<'_>, account: &Account) {
         }
     }
     if account.copied_bytes.is_some() {
-        let _infallible = writeln!(
-            content,
-            "<p>Memory: the copies take {} of huge pages{}.</p>",
-            data.mib("/canary/copied_bytes"),
-            if account.kept { "" } else { ", which were given back" }
-        );
+        let size = data.mib("/canary/copied_bytes");
+        let _infallible = match account {
+            Account { kept: true, .. } => {
+                writeln!(content, "<p>Memory: the copies take {size} of huge pages.</p>")
+            }
+            Account { given_back: true, .. } => writeln!(
+                content,
+                "<p>Memory: the copies took {size} of huge pages, which were given back.</p>"
+            ),
+            Account { switches: 0, .. } => writeln!(
+                content,
+                "<p>Memory: no copies were made; they would take {size} of huge pages.</p>"
+            ),
+            // The revert failed, or an earlier version wrote the account.
+            _ => writeln!(
+                content,
+                "<p>Memory: copies take {size} of huge pages, until all processes are reverted or have ended.</p>"
+            ),
+        };
     }
     let row = |name: &str, key: &str| {
         let at = |end: &str| data.number(&format!("/canary/{key}/{end}"), times);

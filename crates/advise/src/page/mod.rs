@@ -51,6 +51,10 @@ pub struct Process {
     pub advice: Advice,
     /// The huge pages that the recommended way takes, in bytes, by backing.
     pub memory: BTreeMap<String, u64>,
+    /// The number of processes that `memory` is about: the first of those that were sampled.
+    pub memory_processes: usize,
+    /// The number of processes that `memory` leaves out.
+    pub memory_left_out: usize,
     /// The text on huge pages, as the kernel reports it.
     pub coverage: Report,
     /// The places where it executes.
@@ -93,11 +97,9 @@ struct Saving {
 }
 
 impl Saving {
-    /// Describes the row of a measurement. `by` names what saved the time.
-    fn explained(&self, by: &str) -> String {
-        let mut text = format!(
-            "The bar is the share of the processor time that {by} saved for the same work."
-        );
+    /// Describes the row of a measurement. `time` names the time, and `by` what saved it.
+    fn explained(&self, time: &str, by: &str) -> String {
+        let mut text = format!("The bar is the share of {time} that {by} saved for the same work.");
         if self.range.map_or(self.share, |[least, _]| least) < 0.0 {
             text += " Below 0, they took more.";
         }
@@ -244,6 +246,12 @@ impl Data<'_> {
     }
 }
 
+/// Renders a cell whose text does not begin with the number by which its column sorts. The number is a sum or a count
+/// of values of the JSON, and has no place of its own there.
+fn sorted_by(number: u64, text: &str) -> String {
+    format!("<data value=\"{number}\">{text}</data>")
+}
+
 /// Renders the heading, and the facts that are known about the subject.
 fn heading(html: &mut String, title: &str, facts: &[(&str, Option<String>)]) {
     let _infallible = write!(html, "<h1>{}</h1>\n<dl>\n", escape(title));
@@ -279,7 +287,8 @@ fn table(html: &mut String, heads: &[&str], rows: impl Iterator<Item = Vec<Strin
         let _infallible = write!(html, "<th scope=\"col\">{head}</th>");
     }
     html.push_str("</tr></thead>\n<tbody>\n");
-    for row in rows.take(ROWS) {
+    let mut rows = rows;
+    for row in rows.by_ref().take(ROWS) {
         html.push_str("<tr>");
         for (head, cell) in heads.iter().zip(row) {
             let _infallible = write!(html, "<td data-head=\"{head}\">{cell}</td>");
@@ -287,6 +296,14 @@ fn table(html: &mut String, heads: &[&str], rows: impl Iterator<Item = Vec<Strin
         html.push_str("</tr>\n");
     }
     html.push_str("</tbody>\n</table>\n");
+    let left_out = rows.count();
+    if left_out > 0 {
+        let rows = if left_out == 1 { "row is" } else { "rows are" };
+        let _infallible = writeln!(
+            html,
+            "<p class=\"quiet\">{left_out} further {rows} not shown, but in the JSON of this page.</p>"
+        );
+    }
 }
 
 /// Renders a section. On paper, a `large` one begins a page.
@@ -441,6 +458,161 @@ mod tests {
                 assert!(!text.contains("<img"), "{text}");
             }
         }
+    }
+
+    fn page_of<T: serde::de::DeserializeOwned>(
+        json: Value,
+        subject: fn(Box<T>) -> Subject,
+    ) -> Page {
+        let subject = subject(Box::new(serde_json::from_value(json).unwrap()));
+        Page::new(subject, made(String::new(), String::new()))
+    }
+
+    fn canary() -> Value {
+        serde_json::json!({
+            "schema": 2, "kind": "canary", "exe": "/x", "verdict": "better", "ended": "known", "reason": null,
+            "kept": false, "verdict_kept": true, "keep_above": 1.005, "confidence": 0.99,
+            "per_cpu_second": { "estimate": 1.03, "low": 1.01, "high": 1.05 },
+            "per_second": { "estimate": 1.0, "low": null, "high": null },
+            "cpu_time": "cgroup", "pairs": 12, "pairs_left_out": 1, "more_pairs": null,
+            "more_pairs_for_2_percent": null, "slice_s": 13.0, "lasted_s": 400.0, "switches": 24,
+            "switching_s": 1.5, "longest_switch_s": 0.2, "copied_bytes": 6 << 20,
+            "subject": { "build_id": "", "text": "", "cpu": "", "kernel": "", "backing": "", "edges": "" },
+            "history": [{ "pairs": 12, "estimate": 1.03, "low": 1.01, "high": 1.05 }],
+        })
+    }
+
+    /// A scan of so many programs that gain, and of so many that had too few samples.
+    fn scan(gaining: usize, few: usize) -> Value {
+        let program = |index: usize| {
+            serde_json::json!({
+                "unit": null, "exe": format!("/p{index}"), "pids": [1, 2, 3], "text_bytes": 5, "huge_bytes": 0,
+                "cpu": 0.5, "saves": 0.01, "saves_range": null,
+                "estimate": {
+                    "saving": 0.02, "way": "attach", "memory": { "hugetlb": 2 << 20, "image": 6 << 20 },
+                    "few_samples": index >= gaining, "next": format!("command {index}"),
+                },
+            })
+        };
+        let programs: Vec<Value> = (0..gaining + few).map(program).collect();
+        serde_json::json!({ "schema": 2, "kind": "scan", "sampling": null, "programs": programs })
+    }
+
+    #[test]
+    fn a_scan_counts_all_programs_and_few_samples_apart() {
+        let html = |json: Value| page_of(json, Subject::Scan).to_html();
+        for (gaining, few, words) in [
+            (14, 0, "14 programs would gain</p>"),
+            (1, 2, "1 program would gain<br><small>2 programs had too few samples"),
+            (0, 1, "no program is known to gain<br><small>1 program had too few samples"),
+            (0, 0, "nothing gains</p>"),
+        ] {
+            let html = html(scan(gaining, few));
+            assert!(html.contains(&format!("<p class=\"verdict\">{words}")), "{words}: {html}");
+        }
+        let many = html(scan(14, 1));
+        assert!(many.contains("first 12 programs") && many.contains("command 11<"), "{many}");
+        assert!(!many.contains("command 12<"), "{many}");
+        assert!(many.contains("p14, which had too few samples: <code>command 14<"), "{many}");
+        assert!(!html(scan(12, 0)).contains("first 12 programs"));
+    }
+
+    #[test]
+    fn a_scan_says_that_the_host_splits_huge_pages() {
+        let splits = "the host of this machine splits huge pages";
+        let mut found = scan(2, 0);
+        assert!(!page_of(found.clone(), Subject::Scan).to_html().contains(splits));
+        found["host_splits"] = true.into();
+        let html = page_of(found, Subject::Scan).to_html();
+        assert!(html.contains("2 programs may gain<br>") && html.contains(splits), "{html}");
+        assert!(!html.contains("would gain<"), "{html}");
+    }
+
+    #[test]
+    fn columns_of_counts_and_of_sums_sort_as_numbers() {
+        let html = page_of(scan(1, 0), Subject::Scan).to_html();
+        for cell in [
+            "<td data-head=\"processes\"><data value=\"3\">3</data>",
+            "<td data-head=\"memory\"><data value=\"8388608\">2.0 MiB hugetlb, 6.0 MiB image</data>",
+        ] {
+            assert!(html.contains(cell), "{cell}: {html}");
+        }
+    }
+
+    #[test]
+    fn a_table_says_how_many_rows_it_leaves_out() {
+        let html = |rows| page_of(scan(rows, 0), Subject::Scan).to_html();
+        assert!(!html(ROWS).contains("not shown"));
+        assert!(html(ROWS + 1).contains(">1 further row is not shown"));
+        let html = html(ROWS + 2);
+        assert!(html.contains(">2 further rows are not shown"), "{html}");
+        assert_eq!(html.matches("<tr>").count(), ROWS + 1);
+    }
+
+    #[test]
+    fn a_canary_names_its_three_ends() {
+        let html = page_of(canary(), Subject::Canary).to_html();
+        for part in ["better: above 1.005", "worse: below 1", "no worse: above 0.995"] {
+            assert!(html.contains(&format!(">{part}</text>")), "{part}: {html}");
+        }
+        assert_eq!(html.matches("class=\"limit\"").count(), 3, "{html}");
+        assert!(html.contains("or between 0.995 and <data"), "{html}");
+    }
+
+    #[test]
+    fn copies_were_given_back_only_if_they_were() {
+        for (kept, given_back, switches, words) in [
+            (true, false, 24, "the copies take <"),
+            (false, true, 24, "the copies took <"),
+            (false, false, 0, "no copies were made; they would take <"),
+            (false, false, 24, "copies take <"),
+        ] {
+            let mut account = canary();
+            account["kept"] = kept.into();
+            account["given_back"] = given_back.into();
+            account["switches"] = switches.into();
+            let html = page_of(account, Subject::Canary).to_html();
+            assert!(html.contains(&format!("<p>Memory: {words}")), "{words}: {html}");
+            assert_eq!(html.contains("which were given back"), given_back, "{html}");
+        }
+    }
+
+    #[test]
+    fn figures_at_the_limits_have_places() {
+        let mut account = canary();
+        account["history"] = serde_json::json!([
+            { "pairs": usize::MAX, "estimate": 1e308, "low": -1e308, "high": 1e308 },
+        ]);
+        let mut bench = serde_json::to_value(bench("x")).unwrap()["bench"].clone();
+        for way in ["plain", "tiexec"] {
+            for (key, value) in [("lowest", -1e308), ("highest", 1e308)] {
+                bench["metrics"][0][way][key] = value.into();
+            }
+            bench["metrics"][0][way]["values"] = serde_json::json!([1e308, -1e308, 0.0]);
+        }
+        for page in [page_of(account, Subject::Canary), page_of(bench, Subject::Bench)] {
+            let svg = page.to_svg();
+            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+        }
+    }
+
+    #[test]
+    fn the_time_of_a_command_is_that_in_user_mode() {
+        let bench = |name: &str, unit: &str| {
+            let mut bench = serde_json::to_value(bench("x")).unwrap()["bench"].clone();
+            let pairs = [(10.0, 9.0); 10];
+            let metrics = ["wall time", name].map(|name| {
+                Comparison::new(name, unit, Some(crate::compare::Better::Less), &pairs)
+            });
+            bench["metrics"] = serde_json::to_value(metrics).unwrap();
+            page_of(bench, Subject::Bench).to_html()
+        };
+        let html = bench("user time", "s");
+        assert!(html.contains("<h2>Time in user mode saved, and memory</h2>"), "{html}");
+        assert!(html.contains("the share of the time in user mode that huge pages"), "{html}");
+        let html = bench("metric per CPU s", "/CPU s");
+        assert!(html.contains("<h2>Processor time saved, and memory</h2>"), "{html}");
+        assert!(html.contains("the share of the processor time that huge pages"), "{html}");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::canary::Account;
 use crate::compare::{Bench, Comparison, figure, times};
 use crate::heat::{CELLS, FileHeat, Heat, Point};
 use crate::itlb::Itlb;
+use crate::sequential::TOLERANCE;
 
 /// The width of every plot. On a page of its full width, a unit is a little more than a pixel.
 const WIDTH: f64 = 440.0;
@@ -389,7 +390,11 @@ pub(super) fn rounds(metric: &Comparison) -> Plot {
     let (plain, tiexec) = (&metric.plain, &metric.tiexec);
     let (low, high) = (plain.lowest.min(tiexec.lowest), plain.highest.max(tiexec.highest));
     let span = (high - low).max(f64::MIN_POSITIVE);
-    let y = |value: f64| bottom - 6.0 - (bottom - top - 12.0) * ((value - low) / span);
+    let y = |value: f64| {
+        // A file may have figures whose difference is not finite.
+        let share = Some((value - low) / span).filter(|share| share.is_finite()).unwrap_or(0.0);
+        bottom - 6.0 - (bottom - top - 12.0) * share.clamp(0.0, 1.0)
+    };
     let count = plain.values.len();
     let step = inner / count.max(1) as f64;
     let mark = (step * 0.3).clamp(1.0, 6.0);
@@ -418,9 +423,9 @@ pub(super) fn narrowing(account: &Account) -> Plot {
     let points = &account.history;
     let last = points.last().map_or(1, |point| point.pairs).max(2);
     // The first intervals are wide: the axis fits the later half.
-    let later = points.iter().filter(|point| point.pairs * 2 >= last);
+    let later = points.iter().filter(|point| point.pairs.saturating_mul(2) >= last);
     let ends = later.flat_map(|point| [point.ratio.low, point.ratio.estimate, point.ratio.high]);
-    let ends = ends.flatten().chain([1.0, account.keep_above]);
+    let ends = ends.flatten().chain([1.0 - TOLERANCE, 1.0, account.keep_above]);
     let (low, high) = ends
         .filter(|end| end.is_finite())
         .fold((f64::MAX, f64::MIN), |(low, high), end| (low.min(end), high.max(end)));
@@ -444,12 +449,17 @@ pub(super) fn narrowing(account: &Account) -> Plot {
     plot.points("polygon", &outline, "band");
     let estimate = points.iter().filter_map(|at| Some((x(at.pairs), y(at.ratio.estimate?))));
     plot.curve(&estimate.collect::<Vec<_>>(), "one");
-    // The lines are close to each other, so one name stands below its line.
-    let keep = account.keep_above;
+    // The lines are close to each other, so their names stand in different places.
+    let (keep, no_worse) = (account.keep_above, 1.0 - TOLERANCE);
     let kept = format!("better: above {}", times(keep));
-    for (ratio, name, below) in [(1.0, "1: no difference", TEXT - 3.0), (keep, &kept, -4.0)] {
+    let tolerated = format!("no worse: above {}", times(no_worse));
+    for (ratio, name, (x, anchor), below) in [
+        (no_worse, &*tolerated, (LEFT + 4.0, "start"), TEXT - 3.0),
+        (1.0, "worse: below 1", (EDGE + INNER - 4.0, "end"), TEXT - 3.0),
+        (keep, &*kept, (EDGE + INNER - 4.0, "end"), -4.0),
+    ] {
         plot.line((LEFT, y(ratio)), (LEFT + inner, y(ratio)), "limit");
-        plot.text(EDGE + INNER - 4.0, y(ratio) + below, "end", "quiet", name);
+        plot.text(x, y(ratio) + below, anchor, "quiet", name);
     }
     for (ratio, place) in [(low, bottom), (high, top + 8.0)] {
         plot.text(LEFT - 6.0, place, "end", "quiet", &times(ratio));

@@ -121,6 +121,14 @@ fn saved(html: &mut String, data: &Data<'_>, process: &Process) {
     } else {
         table(&mut content, &["memory", "kind of pages", "size"], rows.into_iter());
         explained += " Huge pages of the page cache cost no memory; copies take theirs in addition to the file.";
+        if process.memory_left_out > 0 && !memory.is_empty() {
+            let _infallible = write!(
+                explained,
+                " The memory by the recommended way is that of the first {} processes; processes not counted: {}.",
+                data.count("/process/memory_processes"),
+                data.count("/process/memory_left_out")
+            );
+        }
     }
     section(html, "Processor time saved, and memory", false, &explained, &content);
 }

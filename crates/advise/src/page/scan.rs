@@ -5,23 +5,51 @@ use std::fmt::Write;
 use tiexec_core::addr::mib;
 
 use super::plots::{self, Plot};
-use super::{Data, Saving, escape, heading, section, table};
+use super::{Data, Saving, escape, heading, section, sorted_by, table};
 use crate::next::Next;
-use crate::scan::{Program, Scan};
+use crate::scan::{Estimate, Program, Scan};
 
 /// Most programs in the picture, and most proposed commands.
 const MOST: usize = 12;
 
-/// Returns the programs that would gain, with what each saves of one processor.
-fn gaining(scan: &Scan) -> impl Iterator<Item = (&Program, Saving)> {
-    let gains = |program: &&Program| {
-        program.estimate.as_ref().is_some_and(|estimate| estimate.next.is_some())
-    };
-    let programs = scan.programs.iter().filter(gains).take(MOST);
-    programs.filter_map(|program| {
+/// Returns the programs that a next step is known for, with their estimates: the programs that would gain or, with
+/// `few_samples`, those with too few samples for a verdict.
+fn with_next(scan: &Scan, few_samples: bool) -> Vec<(&Program, &Estimate)> {
+    let programs = scan.programs.iter().filter_map(|it| Some((it, it.estimate.as_ref()?)));
+    let is_one = |it: &Estimate| it.next.is_some() && it.few_samples == few_samples;
+    programs.filter(|(_, estimate)| is_one(estimate)).collect()
+}
+
+/// Returns what the first of these programs save of one processor.
+fn savings(programs: &[(&Program, &Estimate)]) -> Vec<Saving> {
+    let of = |program: &Program| {
         let (name, share) = (name(program).to_owned(), program.saves?);
-        Some((program, Saving { name, share, range: program.saves_range }))
-    })
+        Some(Saving { name, share, range: program.saves_range })
+    };
+    programs.iter().take(MOST).filter_map(|(program, _)| of(program)).collect()
+}
+
+/// Describes the findings in HTML.
+fn verdict(scan: &Scan, gaining: usize, few: usize) -> String {
+    let programs = |count: usize| match count {
+        1 => "1 program".to_owned(),
+        count => format!("{count} programs"),
+    };
+    let mut html = match gaining {
+        0 if few > 0 => "no program is known to gain".to_owned(),
+        0 => "nothing gains".to_owned(),
+        count if scan.host_splits => format!("{} may gain", programs(count)),
+        count => format!("{} would gain", programs(count)),
+    };
+    if few > 0 {
+        let _infallible =
+            write!(html, "<br><small>{} had too few samples for a verdict</small>", programs(few));
+    }
+    if scan.host_splits {
+        html += "<br><small>the host of this machine splits huge pages: they gain little here, and can lose; measure a \
+                 program before you change it</small>";
+    }
+    html
 }
 
 /// Returns the unit or, without one, the name of the program's file.
@@ -31,7 +59,7 @@ fn name(program: &Program) -> &str {
 }
 
 pub(super) fn plots(scan: &Scan) -> Vec<Plot> {
-    let savings: Vec<Saving> = gaining(scan).map(|(_, saving)| saving).collect();
+    let savings = savings(&with_next(scan, false));
     if savings.is_empty() { Vec::new() } else { vec![plots::savings(&savings)] }
 }
 
@@ -52,34 +80,38 @@ pub(super) fn html(data: &Data<'_>, scan: &Scan) -> String {
     ];
     let mut html = String::new();
     heading(&mut html, &format!("Scan of {}", host.unwrap_or("a host")), &facts);
-    let gaining: Vec<(&Program, Saving)> = gaining(scan).collect();
-    let _infallible = writeln!(
-        html,
-        "<p class=\"verdict\">{}</p>",
-        match gaining.len() {
-            0 => "nothing gains".to_owned(),
-            1 => "1 program would gain".to_owned(),
-            count => format!("{count} programs would gain"),
-        }
-    );
+    let (gaining, few) = (with_next(scan, false), with_next(scan, true));
+    let verdict = verdict(scan, gaining.len(), few.len());
+    let _infallible = writeln!(html, "<p class=\"verdict\">{verdict}</p>");
     let (mut content, mut explained) = (String::new(), "");
-    if !gaining.is_empty() {
-        let savings: Vec<Saving> = gaining.iter().map(|(_, saving)| saving.clone()).collect();
+    let savings = savings(&gaining);
+    if !savings.is_empty() {
         content = plots::savings(&savings).to_html();
         explained = "Each bar is the share of one processor that huge pages are expected to save in a program. The thin \
                      line is its interval, as far as the model can be off.";
     }
-    for (program, _) in &gaining {
-        if let Some(command) = program.estimate.as_ref().and_then(|estimate| estimate.next.clone())
-        {
-            super::next(&mut content, &Next::command(format!("{}:", name(program)), command));
+    for programs in [&gaining, &few] {
+        for (program, estimate) in programs.iter().take(MOST) {
+            let few = if estimate.few_samples { ", which had too few samples" } else { "" };
+            if let Some(command) = estimate.next.clone() {
+                let words = format!("{}{few}:", name(program));
+                super::next(&mut content, &Next::command(words, command));
+            }
         }
+    }
+    if gaining.len().max(few.len()) > MOST {
+        let _infallible = writeln!(
+            content,
+            "<p class=\"quiet\">The picture and the commands are of the first {MOST} programs of each kind.</p>"
+        );
     }
     section(&mut html, "Processor time saved", false, explained, &content);
     let mut content = String::new();
     let rows = scan.programs.iter().enumerate().map(|(index, program)| {
         let at = |key: &str| format!("/scan/programs/{index}/{key}");
         let memory = program.estimate.as_ref().map(|estimate| &estimate.memory);
+        let bytes = memory.into_iter().flatten().map(|(_, bytes)| *bytes);
+        let bytes = bytes.fold(0, u64::saturating_add);
         let memory: Vec<String> = memory.into_iter().flatten().map(kind_in_words).collect();
         let way = program.estimate.as_ref().map(|estimate| estimate.way.as_str());
         let range = match program.saves_range {
@@ -96,13 +128,13 @@ pub(super) fn html(data: &Data<'_>, scan: &Scan) -> String {
             program.unit.as_deref().map(|unit| format!("<br><small>{}</small>", escape(unit)));
         vec![
             escape(&program.exe) + &unit.unwrap_or_default(),
-            program.pids.len().to_string(),
+            sorted_by(program.pids.len() as u64, &program.pids.len().to_string()),
             data.percent(&at("cpu")),
             if program.saves.is_some() { data.percent(&at("saves")) } else { String::new() },
             range,
             data.mib(&at("text_bytes")),
             data.mib(&at("huge_bytes")),
-            memory.join(", "),
+            sorted_by(bytes, &memory.join(", ")),
             escape(way.unwrap_or("not estimated")),
         ]
     });

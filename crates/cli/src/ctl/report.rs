@@ -79,15 +79,22 @@ fn of_processes(advised: Advised) -> Result<Subject, u8> {
     let process = Pid::from_raw(pid).and_then(|pid| ProcDir::of(pid).ok());
     let command = process.and_then(|process| command_line(&process).ok()).unwrap_or_default();
     let way = circumstances.ways.get(advice.way).cloned().unwrap_or_default();
+    let first = &sampled[..sampled.len().min(MOST_PLANS)];
     let memory = match advice.judgement.verdict {
-        Verdict::WorthIt | Verdict::Maybe => {
-            let first = &sampled[..sampled.len().min(MOST_PLANS)];
-            advise::memory(&way, first, circumstances.pages)
-        }
+        Verdict::WorthIt | Verdict::Maybe => advise::memory(&way, first, circumstances.pages),
         Verdict::NotWorthIt | Verdict::Done => BTreeMap::new(),
     };
     let heat = Heat::new(&tally, &circumstances, &way);
-    Ok(Subject::Process(Box::new(Process { command, advice, memory, coverage, heat })))
+    let (memory_processes, memory_left_out) = (first.len(), sampled.len() - first.len());
+    Ok(Subject::Process(Box::new(Process {
+        command,
+        advice,
+        memory,
+        memory_processes,
+        memory_left_out,
+        coverage,
+        heat,
+    })))
 }
 
 /// Makes the page's subject of the JSON that another command wrote.
