@@ -592,7 +592,7 @@ mod tests {
         }
         for page in [page_of(account, Subject::Canary), page_of(bench, Subject::Bench)] {
             let svg = page.to_svg();
-            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
+            assert!(!svg.contains("NaN") && !svg.contains("inf\""), "{svg}");
         }
     }
 
