@@ -29,7 +29,8 @@ fn between_the_look_and_the_switch() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     let copy = Fresh::cold(&program("rebased", Kind::DynamicPie));
     let report = Report::new();
-    let run = report.of(&Run::new(copy.path(), ["brief"]).options(["--deadline=2m"]));
+    let options = ["--deadline=2m", "--evict=never"];
+    let run = report.of(&Run::new(copy.path(), ["brief"]).options(options));
     let launches = extent::rounds(FEW_LAUNCHES);
     let mut without_a_copy = 0;
     while_evicted(copy.path(), || {

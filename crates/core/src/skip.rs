@@ -128,12 +128,12 @@ reasons! {
     ThpDisabled = "thp_disabled",
     /// This kernel has no transparent huge pages.
     ThpUnsupported = "thp_unsupported",
-    /// The memory cgroup of the process, or one above it, is too near its limit for the copy and 64 MiB of room.
-    /// A process of another user also gets this reason if its cgroup or one above it has `memory.oom.group` set
+    /// The memory cgroup of the process, or one above it, is too near its limit for the copy, or for the text that a
+    /// launch evicts and reads back, and 64 MiB of room. A process of another user also gets this reason if its cgroup or one above it has `memory.oom.group` set
     /// (then write 0 to that file; systemd: OOMPolicy=stop), or if TiExec cannot join the cgroup.
     MemcgHeadroom = "memcg_headroom",
-    /// The machine has too little memory available (`MemAvailable` in `/proc/meminfo`) for the copy and 64 MiB of
-    /// room, or the text would fill more than a quarter of the machine's memory.
+    /// The machine has too little memory available (`MemAvailable` in `/proc/meminfo`) for the copy, or for the
+    /// text that a launch evicts and reads back, and 64 MiB of room, or the text would fill more than a quarter of the machine's memory.
     MemoryHeadroom = "memory_headroom",
     /// The pool of reserved huge pages has too few free ones, or the hugetlb cgroup allows no more.
     HugetlbPool = "hugetlb_pool",
@@ -211,7 +211,8 @@ reasons! {
     /// The image store has no room for the image, even after removing the images that nobody uses.
     StoreFull = "store_full",
     /// The text cannot be evicted and read again in huge pages: running processes have it mapped or locked, or on an
-    /// overlay it is not written back yet (then run `sync FILE` first).
+    /// overlay it is not written back yet (then run `sync FILE` first). Processes that have mapped the text and not
+    /// touched it, or that read it by read(2), do not count.
     InUse = "in_use",
     /// The file has pages that are not yet written back to the disk.
     DirtyFile = "dirty_file",

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tiexec_core::addr::Pages;
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::compaction;
-use tiexec_sys::pagecache::{cache_state, evict, is_open_for_writing};
+use tiexec_sys::pagecache::{FileMapping, cache_state, evict, is_open_for_writing};
 use tiexec_sys::{Errno, SysError};
 use tiexec_tracee::Failure;
 
@@ -119,17 +119,31 @@ impl<'a> Evictor<'a> {
         if let Some(in_use) = self.in_use(chunk)? {
             return Ok(Err(in_use));
         }
+        // Mapped before the first page is evicted: if anything fails after that, the mapping reads the chunk back.
+        let mapping = map(self.file, chunk, self.pages)?;
+        let outcome = self.replace(chunk, &mapping);
+        if !matches!(outcome, Ok(Ok(()))) {
+            let _unreadable = mapping.populate(chunk);
+        }
+        outcome
+    }
+
+    /// Does the work of [`evict_and_read`](Self::evict_and_read). If the chunk is not huge then, some of it may not be
+    /// cached.
+    fn replace(
+        &mut self,
+        chunk: &Range<u64>,
+        mapping: &FileMapping,
+    ) -> Result<Result<(), Failure>, Failure> {
         let mut tries = 0;
         loop {
             evict(self.file, chunk).map_err(unmapped)?;
-            let mapping = map(self.file, chunk, self.pages)?;
             if !mapping.cached_parts(chunk, self.pages.base).map_err(unseen)?.is_empty() {
                 // A page that was just read is on a list of its processor for a moment, from which nothing evicts
                 // it.
                 if tries > 0 && self.patience.wait(self.pages) {
                     continue;
                 }
-                let _unreadable = mapping.populate(chunk);
                 // On overlayfs, cachestat(2) does not count the pages that must be written back.
                 let detail =
                     "it cannot be evicted: just mapped, locked in memory, or not written back";
@@ -142,7 +156,6 @@ impl<'a> Evictor<'a> {
             }
             tries += 1;
             if !self.may_be_fragmentation(tries) || !self.patience.wait(self.pages) {
-                let _unreadable = mapping.populate(chunk);
                 return Ok(Err(self.came_back_small()));
             }
         }
@@ -159,8 +172,11 @@ impl<'a> Evictor<'a> {
             || compaction::free_huge_pages(self.pages).is_some_and(|free| free < FEW)
     }
 
-    /// Checks whether anything forbids evicting the chunk.
-    fn may_evict(&mut self, chunk: &Range<u64>) -> Result<(), Failure> {
+    /// Checks whether anything but a mapping forbids evicting the chunk.
+    ///
+    /// # Errors
+    /// What forbids it: dirty pages, a writer, or a question that the kernel does not answer.
+    pub(crate) fn may_evict(&mut self, chunk: &Range<u64>) -> Result<(), Failure> {
         if !self.asked {
             let place = file_systems::of(self.file);
             if place.is_some_and(|place| matches!(&*place.kind, b"tmpfs" | b"ramfs" | b"devtmpfs"))

@@ -73,7 +73,7 @@ fn check_machine(bytes: u64) -> Result<(), Failure> {
     match meminfo::available(&text) {
         Some(available) if available < needed => {
             let detail = format!(
-                "the machine has {} MiB available, the image needs {} MiB and {} MiB to spare",
+                "the machine has {} MiB available, the text needs {} MiB and {} MiB to spare",
                 mib(available),
                 mib(bytes),
                 mib(MARGIN)
@@ -97,7 +97,7 @@ fn check_cgroups(process: &ProcDir, bytes: u64) -> Result<(), Failure> {
         let Some(left) = left_in(&directory, memory.unified) else { continue };
         if left < bytes.saturating_add(MARGIN) {
             let detail = format!(
-                "memory cgroup {} has {} MiB left, the image needs {} MiB and {} MiB to spare",
+                "memory cgroup {} has {} MiB left, the text needs {} MiB and {} MiB to spare",
                 directory.shown(),
                 mib(left),
                 mib(bytes),

@@ -19,8 +19,8 @@ const MOST: usize = 4096;
 #[derive(Debug)]
 pub(crate) struct Records {
     directory: OwnedFd,
-    /// How many there are.
-    count: usize,
+    /// How long a record counts.
+    lifetime: Duration,
 }
 
 /// What became of a new record.
@@ -35,33 +35,26 @@ pub(crate) enum Added {
 }
 
 impl Records {
-    /// Opens the records of this kind, and removes those that are older than `lifetime`; without one, they last until the
-    /// next boot.
+    /// Opens the records of this kind. A record counts until it is older than `lifetime`, or until the next boot.
     ///
     /// # Errors
     /// The reason why this user has no directory for them.
-    pub(crate) fn open(kind: &str, lifetime: Option<Duration>) -> Result<Self, String> {
-        let directory = runtime_directory::open(kind)?;
-        let mut count = 0;
-        for entry in rustix::fs::Dir::read_from(&directory).into_iter().flatten().flatten() {
-            let name = OsStr::from_bytes(entry.file_name().to_bytes());
-            count += 1;
-            if lifetime.is_some_and(|lifetime| !is_younger(&directory, name, lifetime)) {
-                let _another_removed_it = files::remove(&directory, name);
-            }
-        }
-        Ok(Self { directory, count })
+    pub(crate) fn open(kind: &str, lifetime: Duration) -> Result<Self, String> {
+        Ok(Self { directory: runtime_directory::open(kind)?, lifetime })
     }
 
     /// Returns whether there is a record of this subject.
     pub(crate) fn has(&self, subject: &[u8]) -> bool {
         let name = blake3::hash(subject).to_hex();
-        statat(&self.directory, name.as_str(), AtFlags::SYMLINK_NOFOLLOW).is_ok()
+        is_younger(&self.directory, OsStr::new(name.as_str()), self.lifetime)
     }
 
-    /// Adds a record of this subject.
+    /// Adds a record of this subject, and removes old ones.
     pub(crate) fn add(&self, subject: &[u8]) -> Added {
-        if self.count >= MOST && !self.has(subject) {
+        if self.has(subject) {
+            return Added::Known;
+        }
+        if self.remove_old() >= MOST {
             return Added::Full;
         }
         match files::create(&self.directory, blake3::hash(subject).to_hex().as_str(), 0o600) {
@@ -69,6 +62,23 @@ impl Records {
             Err(Errno::EXIST) => Added::Known,
             Err(_) => Added::Full,
         }
+    }
+
+    /// Removes the records that are too old. Returns how many are left.
+    fn remove_old(&self) -> usize {
+        let mut left = 0;
+        for entry in rustix::fs::Dir::read_from(&self.directory).into_iter().flatten().flatten() {
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if matches!(name.as_bytes(), b"." | b"..") {
+                continue;
+            }
+            if is_younger(&self.directory, name, self.lifetime) {
+                left += 1;
+            } else {
+                let _another_removed_it = files::remove(&self.directory, name);
+            }
+        }
+        left
     }
 }
 
@@ -85,5 +95,5 @@ pub(crate) fn is_younger(directory: &OwnedFd, name: &OsStr, lifetime: Duration) 
 /// `true` if this user has no directory for the record, or if there are too many records, so that nobody can suppress
 /// the messages about another's program.
 pub fn first_today(subject: &[u8]) -> bool {
-    !Records::open("told", Some(DAY)).is_ok_and(|told| told.add(subject) == Added::Known)
+    !Records::open("told", DAY).is_ok_and(|told| told.add(subject) == Added::Known)
 }

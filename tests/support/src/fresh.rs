@@ -306,7 +306,8 @@ pub fn assert_pagecache(report: &Value, may_move: bool) {
 /// Launches a copy of `hold` twice, and asserts the same of both launches and of the running programs.
 pub fn assert_launched_on_pagecache(copy: &Fresh, kind: Kind) {
     let report = Report::new();
-    let run = report.of(&Run::new(copy.path(), ["7"]).options(["--deadline=2m"]));
+    let options = ["--deadline=2m", "--evict=never"];
+    let run = report.of(&Run::new(copy.path(), ["7"]).options(options));
     for _ in 0..2 {
         let held = run.hold();
         assert_pagecache(&report.read(), kind == Kind::DynamicPie);

@@ -12,7 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use tiexec_core::addr::mib;
-use tiexec_core::config::Settings;
+use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::AsShown;
 use tiexec_core::report::Report;
 use tiexec_core::select::Select;
@@ -21,7 +21,7 @@ use tiexec_engine::follow::companion::{self, Begun, Companion, UnderSubreaper};
 use tiexec_engine::follow::counted::{self, Counted};
 use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
 use tiexec_engine::launch::image_file::{is_executable, missing_interpreter, search};
-use tiexec_engine::launch::{Caller, Launch, Start, Told};
+use tiexec_engine::launch::{Caller, Launch, SmallText, Start, Told};
 use tiexec_engine::locked_target::Treated;
 use tiexec_engine::output::{standard_output, write_briefly};
 use tiexec_engine::settings::CONFIG_FILE;
@@ -193,13 +193,22 @@ impl Launcher {
 
     /// Execs while a helper traces this process.
     fn held(&self, caller: &Caller) -> u8 {
-        if let Some(why) = caller.small().filter(|_| self.settings.verbose) {
-            let (reason, file) =
-                (why.reason, search(self.name()).map(|path| path.word().to_string()));
-            let fix = and_fix(&why.detail, reason.fix_for(file.as_deref()));
+        if let Some(SmallText { file, why }) = caller.small().filter(|_| self.settings.verbose) {
+            // Without `--backing=pagecache`, the program gets a copy now, and this fix avoids it later.
+            let reason = match why.reason {
+                Reason::Skipped(SkipReason::SmallFolios)
+                    if self.settings.backing != BackingChoice::Pagecache =>
+                {
+                    SkipReason::NotCached.into()
+                }
+                reason => reason,
+            };
+            let fix = and_fix(&why.detail, reason.fix_for(Some(&file.word().to_string())));
             self.unless_quiet(format_args!(
-                "{}: the page cache holds text in small pages: {reason}: {}{fix}",
+                "{}: the page cache holds text of {} in small pages: {}: {}{fix}",
                 self.name().shown(),
+                file.shown(),
+                why.reason,
                 why.detail
             ));
         }

@@ -5,7 +5,7 @@ pub mod image_file;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use tiexec_core::config::Settings;
@@ -60,13 +60,21 @@ pub struct Caller {
     status: Status,
     /// The order; its deadline is already reduced by the time that the page cache took.
     order: Order,
-    /// Why the page cache holds text in small folios, so that it must be copied or stays on base pages.
-    small: Option<Failure>,
+    small: Option<SmallText>,
+}
+
+/// A file whose text the page cache holds in small folios, so that the text must be copied or stays on base pages.
+#[derive(Debug)]
+pub struct SmallText {
+    /// The program or one of its shared objects, by the path where it was found.
+    pub file: PathBuf,
+    /// Why the launch did not change that.
+    pub why: Failure,
 }
 
 impl Caller {
-    /// Returns why the page cache holds text in small folios, and the launch did not change that.
-    pub const fn small(&self) -> Option<&Failure> {
+    /// Returns the first file whose text is in small folios.
+    pub const fn small(&self) -> Option<&SmallText> {
         self.small.as_ref()
     }
 }
@@ -160,8 +168,8 @@ impl Launch<'_> {
         let mut small = None;
         // A filter may kill a process that examines the page cache, so under a filter the helper examines it.
         if let Some(image) = image.filter(|_| policy.sources.pagecache && status.seccomp == 0) {
-            let Brought { complete: huge, left } = bring_all_in(image, &objects, &policy);
-            small = left;
+            let huge;
+            (huge, small) = bring_all_in(image, &objects, &policy);
             // A report, a dry run and `--strict` need the kernel's own figures of the process. `-v` names the objects'
             // text that stays on base pages.
             let plainly = !self.wants_report && !self.dry_run && !self.settings.strict;
@@ -278,21 +286,23 @@ impl Launch<'_> {
     }
 }
 
-/// Makes the page cache of the program and of its objects huge. The result is complete if nothing more is to do for the
-/// program's own text.
-fn bring_all_in(image: &Image, objects: &[Object], policy: &Policy) -> Brought {
+/// Makes the page cache of the program and of its objects huge. Returns whether nothing more is to do for the program's
+/// own text, and the first file whose text is still in small folios.
+fn bring_all_in(image: &Image, objects: &[Object], policy: &Policy) -> (bool, Option<SmallText>) {
     let deadline = Instant::now() + policy.deadline;
-    let mut all = Brought { complete: !policy.select.main, left: None };
+    let mut brought = Brought { complete: !policy.select.main, left: None };
     if policy.select.main
         && let Ok(exe) = File::open(&image.path)
     {
-        all = bring_in(&exe, &image.facts, policy, deadline);
+        brought = bring_in(&exe, &image.facts, policy, deadline);
     }
+    let of = |file: &Path, why| SmallText { file: file.to_owned(), why };
+    let mut small = brought.left.map(|why| of(&image.path, why));
     for object in objects {
         let left = bring_in_object(object, policy, deadline);
-        all.left = all.left.or(left);
+        small = small.or_else(|| left.map(|why| of(&object.path, why)));
     }
-    all
+    (brought.complete, small)
 }
 
 /// Returns whether the process runs the program that the user called `name`: by the name of its

@@ -5,8 +5,8 @@
 //! huge first. What it reads is charged to the memory cgroup of the program.
 //!
 //! Text that is cached in small folios is evicted and read back, once: after that it stays huge, and later launches find
-//! it so. [`Eviction::may_begin`] has the rules. They keep three promises: no process loses a page that it uses, the launch
-//! does not wait for a slow device, and nobody makes launches evict a file over and over.
+//! it so. [`Eviction::begin`] has the rules. They keep three promises: no process loses a page that it uses, the launch
+//! waits for a slow device for one huge page's read, and nobody makes launches evict a file over and over.
 
 use std::fs::File;
 use std::ops::Range;
@@ -24,12 +24,12 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::{Failure, clock};
 
 use crate::evict::{Asker, Evictor, not_owner};
-use crate::file_systems::{self, ON_DISK};
+use crate::file_systems::{self, LOCAL, ON_DISK};
 use crate::headroom;
 use crate::objects::{Object, chunks_of};
 use crate::pagecache::{self, Prepared, huge_pages, total};
 use crate::policy::Policy;
-use crate::records::{Added, Records};
+use crate::records::{Added, DAY, Records};
 
 /// The result for one file.
 #[derive(Debug, Default)]
@@ -113,7 +113,8 @@ struct Eviction<'a> {
 struct Evictions {
     /// The last ones, for an hour.
     last: Records,
-    /// Those after which the text was in small folios again.
+    /// Those after which the text was in small folios again, for a day. A shortage of memory passes sooner, but a
+    /// file system does not get large folios.
     in_vain: Records,
 }
 
@@ -126,30 +127,50 @@ impl Evictions {
 
     fn open() -> Result<Self, Failure> {
         let open = || {
-            let last = Records::open("evicted", Some(Self::LIFETIME))?;
-            Ok(Self { last, in_vain: Records::open("evicted-in-vain", None)? })
+            let last = Records::open("evicted", Self::LIFETIME)?;
+            Ok(Self { last, in_vain: Records::open("evicted-in-vain", DAY)? })
         };
-        open().map_err(|why: String| {
-            let detail = format!("nothing was evicted: it could not be remembered: {why}");
-            Failure::new(SkipReason::SmallFolios, detail)
-        })
+        open().map_err(|why: String| unevicted(format_args!("it could not be recorded: {why}")))
     }
 
-    /// Records that the eviction of a file begins.
-    fn begin(&self, file: &[u8]) -> Result<(), Failure> {
+    /// Returns the names of the records of one file's evictions.
+    fn records(file: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+        (0..Self::MOST).map(move |number| [file, &[number]].concat())
+    }
+
+    /// Checks that the file may be evicted once more.
+    fn allow(&self, file: &[u8]) -> Result<(), Failure> {
         if self.in_vain.has(file) {
             let detail = "an earlier launch evicted it in vain: it came back in small folios";
             return Err(Failure::new(SkipReason::SmallFolios, detail));
         }
-        let one = |number: u8| self.last.add(&[file, &[number]].concat());
-        match (0..Self::MOST).map(one).find(|added| *added != Added::Known) {
+        if Self::records(file).all(|record| self.last.has(&record)) {
+            return Err(Self::too_often());
+        }
+        Ok(())
+    }
+
+    /// Records that the eviction of a file begins.
+    fn begin(&self, file: &[u8]) -> Result<(), Failure> {
+        let mut added = Self::records(file).map(|record| self.last.add(&record));
+        match added.find(|added| *added != Added::Known) {
             Some(Added::New) => Ok(()),
-            _ => {
-                let detail = format!("launches evicted it {} times within an hour", Self::MOST);
-                Err(Failure::new(SkipReason::SmallFolios, detail))
+            Some(_) => {
+                Err(unevicted("it could not be recorded: there are too many records, or no room"))
             }
+            None => Err(Self::too_often()),
         }
     }
+
+    fn too_often() -> Failure {
+        let detail = format!("launches evicted it {} times within an hour", Self::MOST);
+        Failure::new(SkipReason::SmallFolios, detail)
+    }
+}
+
+/// Returns the failure of a launch that has evicted nothing.
+fn unevicted(why: impl std::fmt::Display) -> Failure {
+    Failure::new(SkipReason::SmallFolios, format!("nothing was evicted: {why}"))
 }
 
 impl Eviction<'_> {
@@ -158,19 +179,11 @@ impl Eviction<'_> {
     /// # Errors
     /// Why some of it is still in small folios.
     fn run(self, patience: Duration, deadline: Instant) -> Result<(), Failure> {
-        let id = self.may_begin()?;
         let mut evictor = Evictor::new(self.file, self.pages, Asker::Launch);
         evictor.seen_huge = self.seen_huge;
-        // A process that uses a part of the text keeps all of it.
-        for chunk in &self.small {
-            if let Some(in_use) = evictor.in_use(chunk)? {
-                return Err(in_use);
-            }
-        }
-        let evictions = Evictions::open()?;
-        evictions.begin(&id)?;
         // Half of the time is left for copies of the rest.
         let until = deadline.checked_sub(patience / 2).unwrap_or(deadline);
+        let (id, evictions) = self.begin(&mut evictor, until)?;
         let slow = patience / 20;
         for chunk in &self.small {
             let begun = Instant::now();
@@ -182,7 +195,7 @@ impl Eviction<'_> {
                 if let Reason::Failed(FailureKind::NoHugePage | FailureKind::NoLargeFolios) =
                     failure.reason
                 {
-                    let _full = evictions.in_vain.add(&id);
+                    let _the_number_of_evictions_is_limited = evictions.in_vain.add(&id);
                 }
                 return Err(failure);
             }
@@ -198,24 +211,27 @@ impl Eviction<'_> {
         Ok(())
     }
 
-    /// Checks the rules that need no look at the pages. Returns the identity of the file in its present state.
+    /// Checks the rules, the cheapest first, and records that the eviction begins. Returns the identity of the file in
+    /// its present state, and the records. Whatever forbids the eviction costs the file no attempt.
     ///
     /// # Errors
     /// The rule that forbids to evict it.
-    fn may_begin(&self) -> Result<Vec<u8>, Failure> {
+    fn begin(
+        &self,
+        evictor: &mut Evictor<'_>,
+        until: Instant,
+    ) -> Result<(Vec<u8>, Evictions), Failure> {
         let meta = self.file.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
+        let user = rustix::process::geteuid();
         // mincore(2) answers only the owner. Root evicts nothing that another user chose.
-        if meta.uid() != rustix::process::geteuid().as_raw() {
-            return Err(not_owner("mincore"));
+        if meta.uid() != user.as_raw() {
+            return Err(if user.is_root() {
+                let detail = "nothing was evicted: root's launches evict only root's files";
+                Failure::new(SkipReason::NotOwner, detail)
+            } else {
+                not_owner("mincore")
+            });
         }
-        let kind = file_systems::of(self.file).map(|place| place.kind).unwrap_or_default();
-        if !ON_DISK.contains(&&*kind) {
-            let kind = kind.shown();
-            let detail = format!("nothing was evicted: on {kind}, a read may wait for a server");
-            return Err(Failure::new(SkipReason::SmallFolios, detail));
-        }
-        let process = ProcDir::this_process().map_err(Failure::unreadable)?;
-        headroom::check(&process, total(&self.small))?;
         let numbers = [
             meta.dev(),
             meta.ino(),
@@ -223,6 +239,33 @@ impl Eviction<'_> {
             meta.ctime().cast_unsigned(),
             meta.ctime_nsec().cast_unsigned(),
         ];
-        Ok(numbers.map(u64::to_ne_bytes).concat())
+        let id = numbers.map(u64::to_ne_bytes).concat();
+        let evictions = Evictions::open()?;
+        evictions.allow(&id)?;
+        let kind = file_systems::of(self.file).map(|place| place.kind).unwrap_or_default();
+        if !ON_DISK.contains(&&*kind) {
+            return Err(if LOCAL.contains(&&*kind) {
+                unevicted(format_args!("launches evict nothing on {}", kind.shown()))
+            } else {
+                unevicted(format_args!("on {}, a read may wait for a server", kind.shown()))
+            });
+        }
+        if let Some(first) = self.small.first() {
+            evictor.may_evict(first)?;
+        }
+        let process = ProcDir::this_process().map_err(Failure::unreadable)?;
+        headroom::check(&process, total(&self.small))?;
+        // A process that uses a part of the text keeps all of it.
+        for chunk in &self.small {
+            if Instant::now() >= until {
+                let detail = "nothing was evicted: half of the time was over before";
+                return Err(Failure::new(FailureKind::Deadline, detail));
+            }
+            if let Some(in_use) = evictor.in_use(chunk)? {
+                return Err(in_use);
+            }
+        }
+        evictions.begin(&id)?;
+        Ok((id, evictions))
     }
 }
