@@ -113,7 +113,7 @@ impl History {
 /// The account of one canary: the JSON of `tiexecctl canary`.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Account {
-    /// [`SCHEMA`].
+    /// [`tiexec_core::report::SCHEMA`].
     pub schema: u32,
     /// `canary`.
     pub kind: String,

@@ -1,5 +1,5 @@
 //! What TiExec remembers about subjects for a time: empty files with a hash for a name, in a
-//! [directory of this user](crate::runtime_directory) that ends with the boot.
+//! directory of this user that ends with the boot.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
