@@ -378,5 +378,5 @@ fn a_page_of_a_file_that_is_no_benchmark() {
     done.assert_code(1);
     let begins = format!("tiexecctl: cannot read {}: it is no benchmark: ", file.display());
     assert!(done.err().starts_with(&begins), "{done}");
-    assert!(done.err().contains("; fix: name a PID, or a file of tiexecctl bench"), "{done}");
+    assert!(done.err().contains("; fix: name a PID, a file of tiexecctl bench"), "{done}");
 }
