@@ -132,7 +132,7 @@ fn a_command_ends_with_itself_by_tiexec() {
     // If there are too few samples, the advice is to sample again.
     ctl(["advise", "-F", "50", "-o", &out, "--", &hot, "1500", "0.2"]).assert_code(0);
     let text = std::fs::read_to_string(&out).expect("the advice");
-    let again = format!("next  tiexecctl advise -F 500 -- {shown} 1500 0.2\n");
+    let again = format!("next  tiexecctl advise --output {out} -F 500 -- {shown} 1500 0.2\n");
     assert!(text.ends_with(&again) && text.contains("\nmaybe: "), "{text}");
 }
 

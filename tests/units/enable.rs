@@ -147,7 +147,7 @@ fn a_service_of_which_nothing_can_be_huge_is_told() {
     assert!(done.err().contains(&format!("; fix: {fix}\n")), "{done}");
     let wanted = serde_json::json!({
         "schema": 2, "kind": "enable", "unit": "nginx.service", "link": link("nginx.service"),
-        "changed": true, "nothing_huge": true, "fix": fix,
+        "changed": true, "nothing_huge": true, "fix": fix, "host_splits": false,
     });
     assert_eq!(json(&done), wanted, "{done}");
     systemd.run(["sh", "-c", fix]).assert_code(0).assert_silent();
