@@ -56,6 +56,8 @@ struct Patience {
 
 impl Patience {
     const FIRST: Duration = Duration::from_millis(10);
+    /// For this total, a page that was not read here may be on a list of its processor.
+    const ON_A_LIST: Duration = Duration::from_millis(100);
     /// After this total, root has the kernel compact all memory.
     const COMPACT_AFTER: Duration = Duration::from_millis(600);
 
@@ -141,7 +143,8 @@ impl<'a> Evictor<'a> {
             if !mapping.cached_parts(chunk, self.pages.base).map_err(unseen)?.is_empty() {
                 // A page that was just read is on a list of its processor for a moment, from which nothing evicts
                 // it.
-                if tries > 0 && self.patience.wait(self.pages) {
+                let is_brief = self.patience.waited < Patience::ON_A_LIST;
+                if (tries > 0 || is_brief) && self.patience.wait(self.pages) {
                     continue;
                 }
                 // On overlayfs, cachestat(2) does not count the pages that must be written back.
