@@ -5,7 +5,7 @@ use serde_json::Value;
 use support::edges::{ask, assert_unharmed, finish, hold, huge_ranges, text_bytes};
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
 use support::smaps::vmas;
-use support::{Fresh, Kind, Prep, Report, Run, installed, pmd_size, program, require};
+use support::{Fresh, Kind, Report, Run, installed, pmd_size, program, require};
 
 const NONE: [&str; 0] = [];
 
@@ -162,7 +162,7 @@ fn the_heap_grows_as_it_would() {
         for randomised in [false, true] {
             let mut run = run(kind, &["--backing=image", "--edges=aggressive"]);
             if !randomised {
-                run = run.prep(Prep::Personality(libc::ADDR_NO_RANDOMIZE as u64));
+                run = run.fixed_addresses();
             }
             let mut held = hold(&run);
             assert_unharmed(&mut held);

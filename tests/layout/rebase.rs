@@ -92,7 +92,7 @@ fn exceptions_are_caught() {
     require!(Kind::CxxPie.can_build(), "no c++");
     for kind in [Kind::CxxPie, Kind::CxxStaticPie] {
         let copy = Fresh::copy(&program("rebased_throw", kind));
-        let run = Run::new(copy.path(), [""; 0]);
+        let run = Run::new(copy.path(), [""; 0]).fixed_addresses();
         let plain = run.plain().hold().finish();
         plain.assert_code(7);
         let report = Report::new();

@@ -57,8 +57,7 @@ fn without_randomisation_the_address_is_always_the_same() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     let copy = Fresh::copy(&program("rebased", Kind::LldPie));
     let report = Report::new();
-    let run = Run::new(copy.path(), ["once"])
-        .prep(support::Prep::Personality(libc::ADDR_NO_RANDOMIZE as u64));
+    let run = Run::new(copy.path(), ["once"]).fixed_addresses();
     let plain = bias(&run.plain());
     let run = report.of(&run);
     let seen: BTreeSet<u64> = (0..5).map(|_| bias(&run)).collect();

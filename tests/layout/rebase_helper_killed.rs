@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use support::extent::{Share, is_whole, shared};
 use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, huge_folios};
@@ -12,7 +13,24 @@ use support::{Fresh, Kind, Run, program, require};
 /// congruent place.
 fn struck(copy: &Fresh, fault: &str, pieces: usize, places: &mut BTreeSet<bool>) -> bool {
     let report = copy.dir().join("report");
-    let _none_yet = std::fs::remove_file(&report);
+    let mut complete = launched(copy, fault, pieces, places, &report);
+    // One program in 512 lies at a congruent place by chance, so that there is no move in which to die.
+    let moved = || std::fs::read_to_string(&report).is_ok_and(|r| r.contains("\"rebased\":true"));
+    if complete && !moved() {
+        complete = launched(copy, fault, pieces, places, &report);
+    }
+    !complete
+}
+
+/// Launches with a fault. Returns true if the launch was complete all the same.
+fn launched(
+    copy: &Fresh,
+    fault: &str,
+    pieces: usize,
+    places: &mut BTreeSet<bool>,
+    report: &Path,
+) -> bool {
+    let _none_yet = std::fs::remove_file(report);
     let option = format!("--report={}", report.display());
     // Without --settle=0 the companion may trace the program by then, to treat the text that the helper left.
     let run = Run::new(copy.path(), ["lives"])
@@ -20,7 +38,7 @@ fn struck(copy: &Fresh, fault: &str, pieces: usize, places: &mut BTreeSet<bool>)
         .env("TIEXEC_FAULT", fault);
     let held = run.hold();
     let pid = held.pid();
-    let complete = std::fs::read_to_string(&report).is_ok_and(|r| r.contains("\"launch\":{"));
+    let complete = std::fs::read_to_string(report).is_ok_and(|r| r.contains("\"launch\":{"));
     assert_eq!(status_field(pid, "TracerPid").as_deref(), Some("0"), "{fault}");
     let name = copy.path().to_string_lossy().into_owned();
     let of_the_file = vmas(pid).iter().filter(|vma| vma.path == name).count();
@@ -44,7 +62,7 @@ fn struck(copy: &Fresh, fault: &str, pieces: usize, places: &mut BTreeSet<bool>)
     } else if !done.stderr.is_empty() {
         done.assert_failed_open(&["helper_died"]);
     }
-    !complete
+    complete
 }
 
 fn at_every_step(fault: &str) {

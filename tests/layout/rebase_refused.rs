@@ -22,7 +22,7 @@ fn copied_instead(run: &Run, file: &Path, why: &str) {
     let (_, len) = extent(&plain, file);
     plain.finish().assert_code(7);
     let report = Report::new();
-    let mut held = report.of(run).hold();
+    let mut held = report.of(run).fixed_addresses().hold();
     let report = report.read();
     let launch = &report["launch"];
     assert_eq!(

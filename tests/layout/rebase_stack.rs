@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use support::child::said;
 use support::fresh::{NO_HUGE_FOLIOS, assert_pagecache, huge_folios};
-use support::{Fresh, Kind, Prep, Report, Run, program, require};
+use support::{Fresh, Kind, Report, Run, program, require};
 
 /// Asserts that the launch moves the program, and that the program finds its arguments and itself.
 fn moved(report: &Report, run: &Run) {
@@ -24,8 +24,7 @@ fn every_place_of_the_vector_in_its_page() {
     let copy = Fresh::copy(&program("rebased", Kind::DynamicPie));
     let report = Report::new();
     // Without randomness only the environment determines the address of the vector.
-    let fixed = Prep::Personality(libc::ADDR_NO_RANDOMIZE as u64);
-    let run = report.of(&Run::new(copy.path(), ["brief"]).prep(fixed));
+    let run = report.of(&Run::new(copy.path(), ["brief"]).fixed_addresses());
     let mut launches_by_calls = BTreeMap::new();
     for padding in (0..4096).step_by(16) {
         let done = run.clone().env("PADDING", "x".repeat(padding)).output();

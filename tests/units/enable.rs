@@ -406,7 +406,7 @@ fn a_unit_of_a_users_own_systemd() {
     eventually("the unit beside it has run", || {
         systemd.notes().contains("--user web.service: process ")
     });
-    let huge = || systemd.huge_of(["--user", "web"]);
+    let huge = || systemd.huge_of(&["--user", "web"]);
     assert!(huge() > 0, "{}", systemd.notes());
     assert!(!systemd.notes().contains("tiexecctl build-id"), "{}", systemd.notes());
     as_user(&["tiexecctl", "disable", "--user", "--now", "web"]).assert_code(0);

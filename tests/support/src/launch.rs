@@ -185,6 +185,12 @@ impl Run {
         self
     }
 
+    /// Launches without address randomisation. With it, one program in 512 lies at a congruent address by chance, so
+    /// that a launch has nothing to move.
+    pub fn fixed_addresses(self) -> Run {
+        self.prep(Prep::Personality(libc::ADDR_NO_RANDOMIZE as u64))
+    }
+
     /// Adds a step before the exec.
     pub fn prep(mut self, prep: Prep) -> Run {
         if matches!(prep, Prep::Setsid | Prep::Terminal) {
@@ -239,19 +245,22 @@ impl Run {
 
     /// Returns whether the launch would have the default deadline of `tiexec`, which a shared machine may miss.
     fn is_hurried(&self, launcher: &Launcher) -> bool {
-        let mut said = launcher.options.iter().chain(self.env.iter().map(|(_, value)| value));
-        !launcher.binary.ends_with("env")
-            && !said.any(|text| text.to_string_lossy().contains("deadline"))
+        self.may_add(launcher, "deadline")
     }
 
     /// Returns whether the program is one of the machine's. Others use its page cache, so a test evicts nothing of it.
     fn is_of_the_machine(&self, launcher: &Launcher) -> bool {
         let program = Path::new(&self.program[0]);
         let is_searched = program.components().count() == 1;
+        let is_installed = ["/usr", "/bin", "/sbin"].iter().any(|dir| program.starts_with(dir));
+        (is_searched || is_installed) && self.may_add(launcher, "evict")
+    }
+
+    /// Returns whether the launcher is `tiexec`, and the test says nothing about this setting.
+    fn may_add(&self, launcher: &Launcher, setting: &str) -> bool {
         let mut said = launcher.options.iter().chain(self.env.iter().map(|(_, value)| value));
         !launcher.binary.ends_with("env")
-            && (is_searched || ["/usr", "/bin", "/sbin"].iter().any(|dir| program.starts_with(dir)))
-            && !said.any(|text| text.to_string_lossy().contains("evict"))
+            && !said.any(|text| text.to_string_lossy().contains(setting))
     }
 
     fn command(&self) -> Command {

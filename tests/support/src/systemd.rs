@@ -187,12 +187,12 @@ impl Systemd {
 
     /// Returns the bytes of huge text of a unit's processes, from `tiexecctl inspect`.
     pub fn huge(&self, unit: &str) -> u64 {
-        self.huge_of(["--unit", unit])
+        self.huge_of(&["--unit", unit])
     }
 
     /// Returns the same for processes selected by these arguments.
-    pub fn huge_of(&self, selected: [&str; 2]) -> u64 {
-        let done = self.ctl(["inspect", "--json", selected[0], selected[1]]);
+    pub fn huge_of(&self, selected: &[&str]) -> u64 {
+        let done = self.ctl(["inspect", "--json"].iter().chain(selected));
         let lines = done.out();
         let reports = lines.lines().map(|line| {
             serde_json::from_str::<serde_json::Value>(line)
