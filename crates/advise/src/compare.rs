@@ -409,14 +409,15 @@ impl Bench {
     pub fn next(&self) -> Option<Next> {
         let first = self.metrics.first()?;
         let use_it = || {
-            let mut words = vec![if self.pid.is_some() { "tiexecctl attach" } else { "tiexec" }];
+            let mut words =
+                if self.pid.is_some() { vec!["tiexecctl", "attach"] } else { vec!["tiexec"] };
             words.extend(self.options.iter().map(String::as_str));
             let pid = self.pid.map(|pid| pid.to_string());
             match &pid {
                 Some(pid) => words.push(pid),
                 None => words.extend(std::iter::once("--").chain(self.command())),
             }
-            in_shell(&words)
+            escape::in_shell(words)
         };
         // An earlier version did not write its options down.
         let again = |words: String, rounds: Option<f64>| Next {
@@ -450,19 +451,13 @@ impl Bench {
     /// Returns the command that measures again, with another number of rounds.
     fn again(&self, rounds: f64) -> Option<String> {
         let rounds = format!("{rounds:.0}");
-        let mut words = vec!["tiexecctl bench", "-r", &rounds];
+        let mut words = vec!["tiexecctl", "bench", "-r", &rounds];
         words.extend(self.arguments.as_ref()?.iter().map(String::as_str));
         if self.pid.is_none() {
             words.extend(std::iter::once("--").chain(self.command()));
         }
-        Some(in_shell(&words))
+        Some(escape::in_shell(words))
     }
-}
-
-/// Puts the words of a command together for a shell. The first is the command itself.
-fn in_shell(words: &[&str]) -> String {
-    let (first, rest) = words.split_first().unwrap_or((&"", &[]));
-    rest.iter().fold((*first).to_owned(), |line, word| format!("{line} {}", word.word()))
 }
 
 /// Formats a ratio with few digits. A few scattered rounds can give an interval with a huge end, which is shown as

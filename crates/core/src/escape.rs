@@ -83,6 +83,13 @@ impl fmt::Display for Word<'_> {
     }
 }
 
+/// Returns the words of a command, as a person may copy them into a shell.
+pub fn in_shell(words: impl IntoIterator<Item: AsRef<OsStr>>) -> String {
+    let words: Vec<String> =
+        words.into_iter().map(|word| word.as_ref().word().to_string()).collect();
+    words.join(" ")
+}
+
 /// Escapes every character of a text that would do more than end a line or move to a column.
 pub fn lines(text: &str) -> Cow<'_, str> {
     if !text.contains(|letter| does_something(letter) && !is_layout(letter)) {
@@ -147,6 +154,12 @@ fn push(text: &mut String, letter: char) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_survive_the_shell() {
+        let words = ["tiexec", "--edges=pad", "a b", "it's", ""];
+        assert_eq!(in_shell(words), r"tiexec --edges=pad 'a b' 'it'\''s' ''");
+    }
 
     #[test]
     fn what_does_something_is_shown_as_text() {

@@ -128,7 +128,7 @@ impl Page {
             Subject::Bench(bench) => (bench.command.join(" "), bench::html(&data, bench)),
             Subject::Canary(account) => (account.exe.clone(), canary::html(&data, account)),
             Subject::Scan(scan) => {
-                let host = scan.host.as_deref().unwrap_or("a host");
+                let host = scan.origin.host.as_deref().unwrap_or("a host");
                 (format!("scan of {host}"), scan::html(&data, scan))
             }
         };
@@ -154,8 +154,8 @@ impl Page {
         let (measured, by) = match &self.subject {
             Subject::Process(_) => return format!("{}; TiExec {version}", escape(date)),
             Subject::Bench(bench) => (&bench.date, &bench.version),
-            Subject::Canary(account) => (&account.date, &account.version),
-            Subject::Scan(scan) => (&scan.date, &scan.version),
+            Subject::Canary(account) => (&account.origin.date, &account.origin.version),
+            Subject::Scan(scan) => (&scan.origin.date, &scan.origin.version),
         };
         let measured = measured.as_deref().unwrap_or("at a time that was not recorded");
         let by = by.as_deref().map_or(String::new(), |by| format!(" by TiExec {by}"));
@@ -187,7 +187,7 @@ const SORT: &str = include_str!("sort.js");
 /// The SHA-256 of `sort.js` in base64, by which the policy of the page allows this script and no other. A browser that
 /// refuses the script says so on its console, and the tests fail.
 const SORT_DIGEST: &str = "t/d9jokEZ9EDkXU1w3LTp12UflVXySHwupsgQkl3s1E=";
-/// Where the package installs the guide's chapter about measuring.
+/// The guide's chapter about measuring, as the package installs it.
 const GUIDE: &str = "file:///usr/share/doc/tiexec/measuring.md";
 const TLB: &str = "The TLB is a small cache in the processor for translations of addresses. It has one entry for each page, \
                    so an entry covers far more text on a huge page.";
@@ -265,8 +265,7 @@ fn heading(html: &mut String, title: &str, facts: &[(&str, Option<String>)]) {
 
 /// Renders the words of a command line for [`heading`].
 fn command_line(words: &[String]) -> Option<String> {
-    let words: Vec<String> = words.iter().map(|word| word.word().to_string()).collect();
-    (!words.is_empty()).then(|| format!("<code>{}</code>", escape(&words.join(" "))))
+    (!words.is_empty()).then(|| format!("<code>{}</code>", escape(&escape::in_shell(words))))
 }
 
 /// Renders the next step.

@@ -16,7 +16,7 @@ use tiexec_advise::samples::Tally;
 use tiexec_core::addr::Pages;
 use tiexec_core::budget::ENOUGH_SAMPLES;
 use tiexec_core::config::{EdgePolicy, Settings};
-use tiexec_core::escape::AsShown;
+use tiexec_core::escape::{AsShown, in_shell};
 use tiexec_core::plan::Plan;
 use tiexec_core::pmu_counts::Counted;
 use tiexec_engine::locked_target::{LONGEST, LockedTarget};
@@ -40,7 +40,6 @@ use crate::stdio::warn;
 
 pub(super) use gather::not_sampled;
 use gather::{Gathered, Known, command_of};
-pub(super) use ways::shell;
 
 /// Advice, and its sources.
 pub(super) struct Advised {
@@ -141,8 +140,9 @@ pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advi
         advice.ok_or_else(|| nothing_sampled(doing, pid, &sampled, options, lasted))?;
     if advice.sampling.samples < ENOUGH_SAMPLES {
         advice.next = Some(longer(doing, options, lasted));
+    } else if machine.time.split {
+        measure_first(&mut advice, options);
     }
-    measure_first(&mut advice, options, machine.time.split);
     // An attach also copies the text of libraries.
     let starts = advice.ways.last().is_some_and(|way| way.command.starts_with("tiexec "));
     if starts
@@ -212,16 +212,17 @@ pub(super) fn of_samples(
     let first = pids.first().map_or(0, |&pid| number(pid));
     let mut advice =
         Advice::new(first, comm, &tally, &circumstances, sampling, Counted::default())?;
-    measure_first(&mut advice, &options, machine.time.split);
+    if machine.time.split {
+        measure_first(&mut advice, &options);
+    }
     let way = circumstances.ways.swap_remove(advice.way);
     Some((advice, way))
 }
 
-/// If the host splits huge pages, proposes a measurement in the place of a change: huge text can lose there.
-fn measure_first(advice: &mut Advice, options: &Advise, host_splits: bool) {
-    let is_change = |next: &String| !next.starts_with("tiexecctl advise ");
-    if host_splits && advice.next.as_ref().is_some_and(is_change) {
-        advice.next = Some(shell(&measurement(options)));
+/// Proposes a measurement in the place of a change: huge text can lose where the host splits huge pages.
+fn measure_first(advice: &mut Advice, options: &Advise) {
+    if let Some(next) = &mut advice.next {
+        *next = in_shell(measurement(options));
     }
 }
 
@@ -315,7 +316,7 @@ fn longer(doing: &str, options: &Advise, lasted: Duration) -> String {
         words.push("--".into());
         words.extend(options.command.iter().cloned());
     }
-    ways::shell(&words)
+    in_shell(words)
 }
 
 /// Returns whether most of the possible gain lies in shared libraries.
@@ -347,7 +348,7 @@ mod tests {
             (of(unit, None), "tiexecctl canary --counter CMD --unit 'a b.service'"),
             (of(Targets::default(), Some("true")), "tiexecctl bench -- true"),
         ] {
-            assert_eq!(shell(&words), command);
+            assert_eq!(in_shell(&words), command);
             assert!(Ctl::try_parse_from(words).is_ok(), "{command}");
         }
     }

@@ -7,7 +7,7 @@ use tiexec_advise::advice::{Reach, Way, interiors};
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::config::Edges;
-use tiexec_core::escape::AsShown;
+use tiexec_core::escape::{AsShown, in_shell};
 use tiexec_remap::restart::Started;
 
 use super::gather::{EDGES, Known};
@@ -109,29 +109,12 @@ impl Wish {
             false => words.extend(options.targets.words()),
         }
         if !self.start {
-            return shell(&words);
+            return in_shell(&words);
         }
         if options.command.is_empty() {
-            return format!("{} {} ...", shell(&words), shell(&[program.into()]));
+            return format!("{} {} ...", in_shell(&words), program.word());
         }
         words.extend(options.command.iter().cloned());
-        shell(&words)
-    }
-}
-
-/// Quotes the words for a shell.
-pub(in crate::ctl) fn shell(words: &[OsString]) -> String {
-    let one = |word: &OsString| word.word().to_string();
-    words.iter().map(one).collect::<Vec<_>>().join(" ")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::shell;
-
-    #[test]
-    fn words_survive_the_shell() {
-        let words = ["tiexec", "--edges=pad", "a b", "it's", ""].map(Into::into);
-        assert_eq!(shell(&words), r"tiexec --edges=pad 'a b' 'it'\''s' ''");
+        in_shell(&words)
     }
 }

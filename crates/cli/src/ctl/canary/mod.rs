@@ -36,7 +36,7 @@ use self::selection::Selection;
 use self::source::{Counter, Guard, Refusal, Server};
 use super::progress::Progress;
 use super::running_canary::in_words;
-use super::{attach, command_line_apart, date, host, machine, print};
+use super::{attach, command_line_apart, origin, print};
 use crate::exit;
 use crate::options::{Canary, LaunchSettings};
 use crate::settings;
@@ -846,12 +846,9 @@ impl<'a> Run<'a> {
             copied_bytes: self.live.copied(),
             given_back: self.given_back,
             history: history.points().to_vec(),
-            host: Some(host()),
+            origin: origin(),
             unit: self.unit.as_ref().map(ToString::to_string),
             command: self.command.clone(),
-            machine: Some(machine()),
-            date: Some(date::now()),
-            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
             next: Some(self.next(end, verdict, kept)),
         }
     }
@@ -859,7 +856,6 @@ impl<'a> Run<'a> {
     /// Returns the next step.
     fn next(&self, end: &End, verdict: Verdict, is_kept: bool) -> Next {
         let own = rustix::process::geteuid().as_raw();
-        let is_service = |name: &String| name.ends_with(".service");
         let mut options = self.settings.edges.options();
         let backing = by_copies(self.settings.clone()).backing;
         if backing != BackingChoice::Image {
@@ -867,14 +863,8 @@ impl<'a> Run<'a> {
         }
         // Processes that were selected in another way may be only a part of their unit.
         let unit = self.unit.as_ref().filter(|_| self.live.is_of_unit());
-        let unit = unit.and_then(|units| match &units.user {
-            None => Some(&units.system)
-                .filter(|name| is_service(name))
-                .map(|name| name.word().to_string()),
-            Some(user) if user.uid == own && is_service(&user.name) => {
-                Some(format!("--user {}", user.name.word()))
-            }
-            Some(_) => None,
+        let unit = unit.and_then(|units| units.service_for(own)).map(|(name, is_own)| {
+            format!("{}{}", if is_own { "--user " } else { "" }, name.word())
         });
         let more = self.pairs.per_cpu.forecast().and_then(|forecast| forecast.verdict);
         Subject { processes: self.live.words(), unit, options }.next(end, verdict, is_kept, more)

@@ -2,7 +2,7 @@
 
 use tiexec_agent::processes::{Examiner, every};
 use tiexec_agent::rules::{Rule, Rules};
-use tiexec_core::escape::AsShown;
+use tiexec_core::escape::{AsShown, in_shell};
 use tiexec_core::proc::stat;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
@@ -93,11 +93,7 @@ impl Selection {
     /// Returns the arguments of `tiexecctl` that select the same processes.
     pub(super) fn words(&self) -> String {
         match self {
-            Self::Targets(targets) => {
-                let words = targets.words();
-                let words: Vec<String> = words.iter().map(|word| word.word().to_string()).collect();
-                words.join(" ")
-            }
+            Self::Targets(targets) => in_shell(targets.words()),
             Self::Rule { program, .. } => format!("--exe {}", program.word()),
         }
     }

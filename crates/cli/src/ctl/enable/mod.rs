@@ -319,9 +319,7 @@ fn nothing_huge(manager: Manager, unit: &str, options: &[String]) -> Option<(Str
     let helps = |options: &Vec<String>| plan(options).is_some_and(|plan| plan.total() > 0);
     let fix = match ["aggressive", "pad"].map(with).into_iter().find(helps) {
         Some(options) => {
-            let words: Vec<String> =
-                options.iter().map(|option| option.word().to_string()).collect();
-            format!("tiexecctl enable {scope}{unit} -- {}", words.join(" "))
+            format!("tiexecctl enable {scope}{unit} -- {}", escape::in_shell(options))
         }
         None => format!("tiexecctl disable {scope}{unit}"),
     };

@@ -9,11 +9,12 @@ use tiexec_advise::advice::{Advice, Sampling};
 use tiexec_advise::itlb::{Judgement, Verdict};
 use tiexec_advise::samples::Tally;
 use tiexec_core::budget::ENOUGH_SAMPLES;
+use tiexec_core::escape::in_shell;
 use tiexec_engine::sampling::number;
 use tiexec_sys::Pid;
 
 use super::group::Group;
-use crate::ctl::advise::{self, Machine, shell};
+use crate::ctl::advise::{self, Machine};
 use crate::options::Targets;
 
 /// The busiest processes of a family, which stand for all of them.
@@ -93,7 +94,7 @@ impl Estimate {
         };
         let of_advise = |more: &[&str]| {
             let words = ["tiexecctl", "advise"].iter().chain(more).map(OsString::from);
-            shell(&words.chain(targets.words()).collect::<Vec<_>>())
+            in_shell(words.chain(targets.words()))
         };
         let next = match way {
             Way::Done | Way::Nothing => None,
