@@ -676,7 +676,7 @@ mod tests {
         assert_eq!((made.files[0].on_huge_then, made.text.huge_pages.all), (1.0, 5));
         let text = made.to_string();
         assert!(text.ends_with("next  start\n") && text.contains("\nWAY "), "{text}");
-        // Where the host splits huge pages, equal gains are no reason for the way that reaches more.
+        // The first of equal ways changes least, and is recommended where the host splits huge pages.
         let equal: Vec<WayAdvice> =
             made.ways.iter().map(|way| WayAdvice { saving: 0.0, ..way.clone() }).collect();
         assert_eq!((recommended(&equal, false), recommended(&equal, true)), (Some(2), Some(0)));

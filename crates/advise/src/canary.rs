@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::next::Next;
+use crate::origin::Origin;
 use crate::sequential::{CONFIDENCE, Interval, TOLERANCE, Verdict};
 
 /// With fewer hosts the combined verdict claims nothing.
@@ -169,24 +170,15 @@ pub struct Account {
     /// [`Account::per_cpu_second`] after each pair; see [`History`].
     #[serde(default)]
     pub history: Vec<AtPair>,
-    /// The name of the host.
-    #[serde(default)]
-    pub host: Option<String>,
+    /// Where, when and by which version it was measured.
+    #[serde(flatten)]
+    pub origin: Origin,
     /// The systemd unit, where there is one.
     #[serde(default)]
     pub unit: Option<String>,
     /// The command line of the process that used most processor time.
     #[serde(default)]
     pub command: Vec<String>,
-    /// The processor and the kernel.
-    #[serde(default)]
-    pub machine: Option<String>,
-    /// The time when it ended (UTC).
-    #[serde(default)]
-    pub date: Option<String>,
-    /// The version of TiExec.
-    #[serde(default)]
-    pub version: Option<String>,
     /// The next step.
     #[serde(default)]
     pub next: Option<Next>,

@@ -14,6 +14,7 @@ pub mod compare;
 pub mod heat;
 pub mod itlb;
 pub mod next;
+pub mod origin;
 pub mod page;
 pub mod samples;
 pub mod scan;

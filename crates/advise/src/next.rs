@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The next step: words, and a whole command where there is one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Next {
-    /// What to do, or why.
+    /// The step in words, or the reason for the command.
     pub words: String,
     /// The command, as one types it into a shell.
     pub command: Option<String>,

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::origin::Origin;
+
 /// A scan of a machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Scan {
@@ -13,18 +15,9 @@ pub struct Scan {
     pub kind: String,
     /// How the samples were taken; `None` if there was nothing to sample.
     pub sampling: Option<Sampling>,
-    /// The name of the host; `None` if an earlier version wrote the scan, as for the next three.
-    #[serde(default)]
-    pub host: Option<String>,
-    /// The processor and the kernel.
-    #[serde(default)]
-    pub machine: Option<String>,
-    /// The time when it ended (UTC).
-    #[serde(default)]
-    pub date: Option<String>,
-    /// The version of TiExec.
-    #[serde(default)]
-    pub version: Option<String>,
+    /// Where, when and by which version the samples were taken.
+    #[serde(flatten)]
+    pub origin: Origin,
     /// True if the host of this machine splits huge pages: each program is measured before a change.
     #[serde(default)]
     pub host_splits: bool,

@@ -30,10 +30,10 @@ pub(super) fn html(data: &Data<'_>, account: &Account) -> String {
         data.count("/canary/pairs_left_out"),
     );
     let facts = [
-        ("Host", account.host.as_deref().map(escape)),
+        ("Host", account.origin.host.as_deref().map(escape)),
         ("Unit", account.unit.as_deref().map(escape)),
         ("Command", command_line(&account.command)),
-        ("Machine", account.machine.as_deref().map(escape)),
+        ("Machine", account.origin.machine.as_deref().map(escape)),
         ("Measured", Some(measured)),
     ];
     let mut html = String::new();

@@ -72,10 +72,10 @@ pub(super) fn html(data: &Data<'_>, scan: &Scan) -> String {
             data.number("/scan/sampling/duration_ms", |ms| format!("{:.1} s", ms / 1000.0))
         )
     });
-    let host = scan.host.as_deref();
+    let host = scan.origin.host.as_deref();
     let facts = [
         ("Host", host.map(escape)),
-        ("Machine", scan.machine.as_deref().map(escape)),
+        ("Machine", scan.origin.machine.as_deref().map(escape)),
         ("Sampled", sampled),
     ];
     let mut html = String::new();

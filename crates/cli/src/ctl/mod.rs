@@ -33,6 +33,7 @@ use std::path::Path;
 
 use clap::Parser;
 use rustix::io::Errno as RawErrno;
+use tiexec_advise::origin::Origin;
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_engine::locked_target::LOOKING;
@@ -97,6 +98,16 @@ fn machine() -> String {
 /// Returns the name of this host.
 fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// Returns the origin of what this program measures now.
+fn origin() -> Origin {
+    Origin {
+        host: Some(host()),
+        machine: Some(machine()),
+        date: Some(date::now()),
+        version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+    }
 }
 
 /// Returns the words of a process's command line, or of its beginning. The process can block the reader.

@@ -104,6 +104,19 @@ pub struct UserUnit {
     pub name: String,
 }
 
+impl Units {
+    /// Returns the service that the process belongs to, and whether it is one of this user's own manager; `None` if the
+    /// innermost unit is no service, or belongs to the manager of another user.
+    pub fn service_for(&self, uid: u32) -> Option<(&str, bool)> {
+        let (name, is_own) = match &self.user {
+            None => (&self.system, false),
+            Some(unit) if unit.uid == uid => (&unit.name, true),
+            Some(_) => return None,
+        };
+        name.ends_with(".service").then_some((name, is_own))
+    }
+}
+
 impl std::fmt::Display for Units {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.system)?;

@@ -89,18 +89,15 @@ impl Group {
             |same: &dyn Fn(&Self) -> bool| all.iter().filter(|(_, other)| same(other)).count() == 1;
         let units = self.pids().next().and_then(|pid| systemd_units::of(&ProcDir::of(pid).ok()?));
         let units = units.filter(|units| Some(units.to_string()) == self.unit);
-        let is_service = |name: &str| name.ends_with(".service");
         if let Some(units) = units.filter(|_| alone(&|other| other.unit == self.unit)) {
             let own = rustix::process::geteuid();
-            match units.user {
-                None if is_service(&units.system) => {
-                    return Targets { unit: Some(units.system), ..Targets::default() };
+            match units.service_for(own.as_raw()) {
+                Some((name, false)) => {
+                    return Targets { unit: Some(name.to_owned()), ..Targets::default() };
                 }
                 // To root, the name means the units of all users.
-                Some(user)
-                    if is_service(&user.name) && user.uid == own.as_raw() && !own.is_root() =>
-                {
-                    return Targets { user: Some(user.name), ..Targets::default() };
+                Some((name, true)) if !own.is_root() => {
+                    return Targets { user: Some(name.to_owned()), ..Targets::default() };
                 }
                 _ => {}
             }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tiexec_advise::advice;
+use tiexec_advise::origin::Origin;
 use tiexec_advise::samples::Tally;
 use tiexec_core::escape;
 use tiexec_core::proc::stat;
@@ -27,7 +28,7 @@ use tiexec_tracee::clock;
 use super::advise::{self, Machine, clock_in_words};
 use super::progress::{self, Progress};
 use super::status::processes::All;
-use super::{date, host, machine, print};
+use super::{origin, print};
 use crate::exit;
 use crate::options;
 use crate::stdio::warn;
@@ -48,10 +49,8 @@ struct Found {
     schema: u32,
     kind: &'static str,
     /// Where, when and by which version the samples were taken.
-    host: String,
-    machine: String,
-    date: String,
-    version: &'static str,
+    #[serde(flatten)]
+    origin: Origin,
     /// How the samples were taken; `None` if there was nothing to sample.
     sampling: Option<advice::Sampling>,
     /// The samples of other processes: those that began meanwhile, that have less text, or that this user may not look at.
@@ -133,10 +132,7 @@ pub(super) fn run(options: options::Scan) -> u8 {
     let mut found = Found {
         schema: SCHEMA,
         kind: tiexec_advise::scan::Scan::KIND,
-        host: host(),
-        machine: machine(),
-        date: date::now(),
-        version: env!("CARGO_PKG_VERSION"),
+        origin: origin(),
         sampling: None,
         other_samples: 0,
         host_splits: false,

@@ -136,6 +136,7 @@ mod tests {
 
     use tiexec_advise::advice::Sampling;
     use tiexec_advise::itlb::{Judgement, Verdict};
+    use tiexec_advise::origin::Origin;
 
     use super::*;
     use crate::ctl::scan::group::Group;
@@ -169,10 +170,7 @@ mod tests {
         let mut found = Found {
             schema: 1,
             kind: "scan",
-            host: "db1".to_owned(),
-            machine: "a machine".to_owned(),
-            date: "2026-01-02 03:04 UTC".to_owned(),
-            version: "1.0",
+            origin: Origin::default(),
             sampling: Some(Sampling {
                 clock: "cpu_clock",
                 frequency: 1000,
