@@ -5,7 +5,10 @@ use serde_json::Value;
 
 use support::attaching::{attach, ctl, small};
 use support::child::{eventually, state};
-use support::page::{after, assert_narrow, assert_numbers, assert_print, between, browser, shown};
+use support::page::{
+    PAGE, after, assert_in_browser, assert_narrow, assert_numbers, assert_print, between, browser,
+    of_json, shown,
+};
 use support::{Held, Kind, Run, install, program, require};
 
 #[test]
@@ -225,26 +228,15 @@ fn a_name_that_looks_like_markup() {
 
 #[test]
 fn of_a_scan() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let (json, page) = (dir.path().join("scan.json"), dir.path().join("page.html"));
     let copy = small("hotset", Kind::DynamicNoPie);
     let mut held = Run::new(copy.path(), ["1500", "600"]).plain().start();
     held.wait_line("spinning");
     let done = ctl(["scan", "--json", "--duration", "2s"]);
-    std::fs::write(&json, done.assert_code(0).out()).expect("a file");
-    let out = page.display().to_string();
-    ctl(["report", "-o", &out, &json.to_string_lossy()]).assert_code(0).assert_silent();
-    let html = std::fs::read_to_string(&page).expect("a page");
-    assert!(assert_numbers(&html) > 3, "{html}");
+    let (html, dir) = of_json(&done.assert_code(0).out(), 3);
     for part in ["<h1>Scan of ", "<h2>Programs</h2>", "hotset", "measured ", " UTC by TiExec "] {
         assert!(html.contains(part), "{part}: {html}");
     }
-    let browser = browser();
-    require!(browser.is_some(), "no chromium");
-    let browser = browser.expect("just looked");
-    assert_eq!(assert_numbers(&shown(&browser, &page)), assert_numbers(&html));
-    assert_narrow(&browser, &page);
-    assert_print(&browser, &page);
+    assert_in_browser(&dir.path().join(PAGE));
 }
 
 /// A page that has nothing to sample proposes the whole command, with its output.

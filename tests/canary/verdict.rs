@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-use support::attaching::{ctl, json, switched};
-use support::page::{assert_narrow, assert_numbers, assert_print, browser, shown};
+use support::attaching::{json, switched};
+use support::page::{PAGE, assert_in_browser, of_json};
 use support::smaps::children;
 use support::{is_root, require};
 
@@ -52,13 +52,7 @@ fn what_is_better_is_kept_by_all_processes() {
 
 /// Checks the page that `report` makes of this JSON.
 fn assert_page(text: &str, found: &Value) {
-    let dir = tempfile::tempdir().expect("a directory");
-    let (json, page) = (dir.path().join("canary.json"), dir.path().join("page.html"));
-    std::fs::write(&json, text).expect("a file");
-    let out = page.display().to_string();
-    ctl(["report", "-o", &out, &json.to_string_lossy()]).assert_code(0).assert_silent();
-    let html = std::fs::read_to_string(&page).expect("a page");
-    assert!(assert_numbers(&html) > 8, "{html}");
+    let (html, dir) = of_json(text, 8);
     // The interval became narrower with each pair.
     let history = found["history"].as_array().expect("the history");
     assert_eq!(Some(history.len() as u64), found["pairs"].as_u64(), "{found}");
@@ -70,12 +64,7 @@ fn assert_page(text: &str, found: &Value) {
     }
     let undo = found["next"]["command"].as_str().expect("a command");
     assert!(undo.starts_with("tiexecctl revert --exe ") && html.contains(undo), "{undo}: {html}");
-    let browser = browser();
-    require!(browser.is_some(), "no chromium");
-    let browser = browser.expect("just looked");
-    assert_eq!(assert_numbers(&shown(&browser, &page)), assert_numbers(&html));
-    assert_narrow(&browser, &page);
-    assert_print(&browser, &page);
+    assert_in_browser(&dir.path().join(PAGE));
 }
 
 #[test]

@@ -83,23 +83,14 @@ impl FromStr for Edges {
     }
 }
 
-/// Whether a launch may evict a file from the page cache, to read it back in huge folios.
+/// The files that a launch may evict from the page cache, to read them back in huge folios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Evict {
-    /// Where nobody uses the file.
+    /// Files that no process uses.
     #[default]
     Unused,
-    /// No.
+    /// No file.
     Never,
-}
-
-impl fmt::Display for Evict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Unused => "unused",
-            Self::Never => "never",
-        })
-    }
 }
 
 impl FromStr for Evict {

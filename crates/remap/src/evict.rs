@@ -20,7 +20,7 @@ use crate::file_systems;
 use crate::pagecache::{bring, map, total, unmapped, unseen};
 use crate::users;
 
-/// Who wants the parts to be huge.
+/// The program that evicts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Asker {
     /// A command, which has seconds: it waits for fragmented memory, and names the processes that use the file.
@@ -178,7 +178,7 @@ impl<'a> Evictor<'a> {
     /// Checks whether anything but a mapping forbids evicting the chunk.
     ///
     /// # Errors
-    /// What forbids it: dirty pages, a writer, or a question that the kernel does not answer.
+    /// The obstacle: dirty pages, a writer, or a question that the kernel does not answer.
     pub(crate) fn may_evict(&mut self, chunk: &Range<u64>) -> Result<(), Failure> {
         if !self.asked {
             let place = file_systems::of(self.file);

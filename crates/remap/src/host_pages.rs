@@ -23,8 +23,8 @@ pub fn known() -> Option<bool> {
     clock::planted_host().or_else(|| recorded(&open()?))
 }
 
-/// Returns whether the host splits huge pages; `None` if that cannot be decided, or if there is no memory to spare for the
-/// measurement.
+/// Returns whether the host splits huge pages, and measures it if needed. `None`: the measurement was unclear, or the machine or
+/// the cgroup has too little memory for it.
 pub fn are_split(pages: Pages) -> Option<bool> {
     static ANSWER: OnceLock<Option<bool>> = OnceLock::new();
     let has_room = || {
@@ -42,7 +42,7 @@ pub fn measured(pages: Pages) -> Option<bool> {
 }
 
 /// Records the answer of a measurement.
-pub fn record(split: bool) {
+fn record(split: bool) {
     let Some(directory) = open() else { return };
     for (name, answer) in ANSWERS {
         let _it_may_not_exist = files::remove(&directory, name);

@@ -23,7 +23,7 @@ pub(crate) struct Records {
     lifetime: Duration,
 }
 
-/// What became of a new record.
+/// The result of [`Records::add`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Added {
     /// It was added.

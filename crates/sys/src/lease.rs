@@ -36,8 +36,8 @@ impl<'a> Lease<'a> {
     /// CAP_LEASE.
     pub fn try_take(file: &'a File, against: Against) -> Result<Option<Self>, SysError> {
         const CALL: &str = "fcntl(F_SETLEASE)";
-        // If an opener waits for the lease, the kernel signals the lease's holder, until there is no owner below. The
-        // signal here is SIGURG, which is ignored by default, instead of SIGIO, which kills.
+        // The kernel signals the owner of the lease when an opener waits for it. SIGURG is ignored by default, and SIGIO
+        // kills. Further below the lease loses its owner.
         // SAFETY: fcntl with a live descriptor and numbers touches no memory.
         let signal = unsafe { libc::fcntl(file.as_raw_fd(), F_SETSIG, libc::SIGURG) };
         check(CALL, signal.into())?;

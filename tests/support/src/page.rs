@@ -4,13 +4,41 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::attaching::ctl;
 use crate::child::tool;
-use crate::installed;
+use crate::{installed, require};
 
 /// Returns the name of a browser.
 pub fn browser() -> Option<String> {
     let names = ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome"];
     names.into_iter().find(|name| installed(name).is_some()).map(str::to_owned)
+}
+
+/// Makes the page of the JSON that a command printed. Panics unless it has more than `least` numbers of the JSON. Returns the
+/// page and its directory.
+pub fn of_json(json: &str, least: usize) -> (String, tempfile::TempDir) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (file, page) = (dir.path().join("found.json"), dir.path().join(PAGE));
+    std::fs::write(&file, json).expect("a file");
+    let words = ["report", "-o", &page.to_string_lossy(), &file.to_string_lossy()];
+    ctl(words).assert_code(0).assert_silent();
+    let html = std::fs::read_to_string(&page).expect("a page");
+    assert!(assert_numbers(&html) > least, "{html}");
+    (html, dir)
+}
+
+/// The name of the page that [`of_json`] makes.
+pub const PAGE: &str = "page.html";
+
+/// Shows the page in a browser, where there is one: with all its numbers, on a narrow screen, and on paper.
+pub fn assert_in_browser(page: &Path) {
+    let browser = browser();
+    require!(browser.is_some(), "no chromium");
+    let browser = browser.expect("just looked");
+    let html = std::fs::read_to_string(page).expect("a page");
+    assert_eq!(assert_numbers(&shown(&browser, page)), assert_numbers(&html));
+    assert_narrow(&browser, page);
+    assert_print(&browser, page);
 }
 
 /// Returns the text between the first `from` and the next `to`.

@@ -5,12 +5,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tiexec_core::addr::mib;
-use tiexec_core::escape;
+use tiexec_core::escape::{self, in_shell};
 use tiexec_core::proc::maps::FileId;
 use tiexec_core::report::{Report, SCHEMA, percent};
 use tiexec_sys::Pid;
 
-use super::advise::shell;
 use super::targets;
 use super::{print, told};
 use crate::exit;
@@ -189,7 +188,7 @@ impl<'a> Printer<'a> {
             count => format!("{count} processes, each"),
         };
         let undo = match (targets::named(self.selected), self.selected.words()) {
-            (false, words) if pids.len() > 1 => shell(&words),
+            (false, words) if pids.len() > 1 => in_shell(words),
             _ => all,
         };
         let stops = stops(family.iter().filter_map(|(seen, _)| seen.stop));

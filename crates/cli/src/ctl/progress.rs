@@ -15,7 +15,7 @@ use crate::stdio::{Overwritten, WIPE, write_over};
 const SILENCE: Duration = Duration::from_millis(500);
 /// The pause between two progress lines.
 const PACE: Duration = Duration::from_millis(100);
-/// The time after which a user wonders what goes on.
+/// Users wonder about a command that has printed nothing for this time.
 const SLOW: Duration = Duration::from_secs(2);
 /// The width of a line if the terminal does not tell its own.
 const USUAL_WIDTH: usize = 80;
@@ -80,8 +80,8 @@ impl Drop for Progress {
     }
 }
 
-/// Says once, on a terminal, what goes on, if it takes longer. Another process uses the terminal meanwhile, so there is no line
-/// that is overwritten.
+/// Prints one line on a terminal if the work takes longer than [`SLOW`]. Another process writes to the same terminal, so no line is
+/// overwritten.
 pub(super) struct Slow {
     from: Option<Instant>,
 }

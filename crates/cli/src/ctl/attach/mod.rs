@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use tiexec_core::addr::mib;
 use tiexec_core::config::Settings;
 use tiexec_core::coverage::backings_in_words;
-use tiexec_core::escape;
+use tiexec_core::escape::{self, in_shell};
 use tiexec_core::plan::Plan;
 use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
@@ -32,7 +32,6 @@ use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, thp};
 
-use super::advise::shell;
 use super::families::{Figures, Printer, STOP, Seen, UNDO, WHO};
 use super::progress::{Progress, sampling, who};
 use super::targets::{failed, failed_of, fix_of, named, select, selected, targets};
@@ -232,7 +231,7 @@ const REVERT: Many = Many { doing: "revert", label: "reverting", ..ATTACH };
 /// Returns the command that reverts the processes that these words select.
 fn revert_command(words: Vec<OsString>) -> String {
     let command = ["tiexecctl", "revert"].map(OsString::from);
-    shell(&command.into_iter().chain(words).collect::<Vec<_>>())
+    in_shell(command.into_iter().chain(words))
 }
 
 /// Returns the settings of an attach, from all sources.

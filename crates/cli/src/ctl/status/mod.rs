@@ -21,7 +21,7 @@ use super::print;
 use crate::exit;
 
 use self::agent::Agent;
-use self::processes::{All, Seen, Text};
+use self::processes::{All, Seen, TextSum};
 
 /// The processes of one unit that run one program.
 #[derive(Serialize, Default, Debug)]
@@ -105,18 +105,12 @@ pub(super) fn run(json: bool) -> u8 {
 /// Sums the processes of each unit and program. The row with the most text on base pages is the first.
 fn rows(seen: &[Seen], agent: Option<&Agent>) -> Vec<Row> {
     let outcomes = agent.map(Agent::by_process).unwrap_or_default();
-    let mut rows: BTreeMap<(Option<&str>, &str), (Row, Copies)> = BTreeMap::new();
+    let mut rows: BTreeMap<(Option<&str>, &str), (Row, TextSum)> = BTreeMap::new();
     for Seen { pid, exe, unit, text, .. } in seen {
-        let (row, copied) = rows.entry((unit.as_deref(), exe)).or_default();
-        let Text { bytes, huge, backings, copies } = text;
+        let (row, sums) = rows.entry((unit.as_deref(), exe)).or_default();
         (row.unit, row.exe) = (unit.clone(), exe.clone());
         row.processes += 1;
-        row.text_bytes += bytes;
-        row.huge_bytes += huge;
-        for (backing, bytes) in backings {
-            *row.backings.entry(backing.clone()).or_default() += bytes;
-        }
-        copied.add(copies);
+        sums.add(text);
         if let Some(outcome) = outcomes.get(pid)
             && row.when.is_none_or(|when| when <= outcome.when)
         {
@@ -125,12 +119,15 @@ fn rows(seen: &[Seen], agent: Option<&Agent>) -> Vec<Row> {
             row.when = Some(outcome.when);
         }
     }
-    let with_copies = |(row, copied): (Row, Copies)| Row {
-        copies: copied.count(),
-        copies_bytes: copied.bytes(),
+    let with_sums = |(row, sums): (Row, TextSum)| Row {
+        text_bytes: sums.bytes,
+        huge_bytes: sums.huge,
+        backings: sums.backings,
+        copies: sums.copies.count(),
+        copies_bytes: sums.copies.bytes(),
         ..row
     };
-    let mut rows: Vec<Row> = rows.into_values().map(with_copies).collect();
+    let mut rows: Vec<Row> = rows.into_values().map(with_sums).collect();
     rows.sort_by_key(|row| std::cmp::Reverse(row.text_bytes - row.huge_bytes.min(row.text_bytes)));
     rows
 }
@@ -246,6 +243,7 @@ fn in_words(machine: &Machine, agent: &Result<Agent, String>) -> String {
 mod tests {
     use tiexec_core::proc::maps::FileId;
 
+    use super::processes::Text;
     use super::*;
 
     /// The length of the path stands for the inode of the program's copy.

@@ -15,6 +15,8 @@ use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, areas, process, thp};
 
+use crate::ctl::families::Copies;
+
 /// The time limit to examine one process with other credentials.
 pub(in crate::ctl) const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -41,6 +43,34 @@ pub(in crate::ctl) struct Text {
     pub(in crate::ctl) backings: BTreeMap<String, u64>,
     /// The copies, and the memory of each. Several processes may have the same copy.
     pub(in crate::ctl) copies: Vec<(FileId, u64)>,
+}
+
+/// The sums over the text of several processes, in bytes.
+#[derive(Debug, Default)]
+pub(in crate::ctl) struct TextSum {
+    pub(in crate::ctl) bytes: u64,
+    pub(in crate::ctl) huge: u64,
+    pub(in crate::ctl) backings: BTreeMap<String, u64>,
+    pub(in crate::ctl) copies: Copies,
+}
+
+impl TextSum {
+    /// Adds the text of a process.
+    pub(in crate::ctl) fn add(&mut self, text: &Text) {
+        let Text { bytes, huge, backings, copies } = text;
+        self.bytes += bytes;
+        self.huge += huge;
+        for (backing, bytes) in backings {
+            *self.backings.entry(backing.clone()).or_default() += bytes;
+        }
+        self.copies.add(copies);
+    }
+}
+
+impl From<TextSum> for Text {
+    fn from(TextSum { bytes, huge, backings, copies }: TextSum) -> Self {
+        Self { bytes, huge, backings, copies: copies.into_all() }
+    }
 }
 
 /// The processes, and the number of those that could not be examined.

@@ -80,7 +80,7 @@ pub(super) enum Itlb {
     Told(String),
 }
 
-/// What the processes of a family have in common: the program's path, the unit, and the users.
+/// The program's path, the unit and the users, which all processes of a family share.
 type Kind = (String, String, Vec<u32>);
 
 /// Several processes of one program.
@@ -177,12 +177,10 @@ impl Model {
         for &(pid, process) in rows.iter().filter(|(_, it)| self.folds && !it.exe.is_empty()) {
             kinds.entry(kind(process)).or_default().push((pid, process));
         }
-        let families = kinds.into_iter().filter_map(|(kind, all)| {
-            let first = all.first().filter(|_| all.len() > 1)?.0;
-            let pids = all.iter().map(|&(pid, _)| pid).collect();
-            let members: Vec<&Process> = all.into_iter().map(|(_, process)| process).collect();
-            (!self.unfolded.contains(&kind))
-                .then(|| Some((first, Family { pids, sums: Process::sum(&members)? })))?
+        kinds.retain(|kind, all| all.len() > 1 && !self.unfolded.contains(kind));
+        let families = kinds.into_values().filter_map(|all| {
+            let (pids, members): (Vec<i32>, Vec<&Process>) = all.into_iter().unzip();
+            Some((*pids.first()?, Family { sums: Process::sum(&members)?, pids }))
         });
         families.collect()
     }

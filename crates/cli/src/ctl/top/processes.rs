@@ -12,8 +12,7 @@ use tiexec_remap::systemd_units;
 use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::{Pid, process};
 
-use crate::ctl::families::Copies;
-use crate::ctl::status::processes::Text;
+use crate::ctl::status::processes::{Text, TextSum};
 
 /// The shortest time over which the use of the processor is measured: a clock tick is a hundredth of a second.
 const SHORTEST: Duration = Duration::from_millis(250);
@@ -103,29 +102,16 @@ impl Process {
     /// Returns the sums over several processes of one program; `None` without processes. A copy counts once. If the text of
     /// one process is not known, the sum is not known.
     pub(super) fn sum(all: &[&Self]) -> Option<Self> {
-        let mut sums = Self { cpu: None, ..(*all.first()?).clone() };
-        let mut copies = Copies::default();
-        let mut text: Option<Text> = None;
-        for process in all {
-            if let Some(cpu) = process.cpu {
-                *sums.cpu.get_or_insert(0.0) += cpu;
-            }
-            if let Some(of) = process.text() {
-                let all = text.get_or_insert_default();
-                (all.bytes, all.huge) = (all.bytes + of.bytes, all.huge + of.huge.min(of.bytes));
-                for (backing, bytes) in &of.backings {
-                    *all.backings.entry(backing.clone()).or_default() += bytes;
-                }
-                copies.add(&of.copies);
-            }
-        }
+        let first = all.first()?;
+        let mut text = TextSum::default();
+        all.iter().filter_map(|process| process.text()).for_each(|of| text.add(of));
         let unseen = all.iter().find(|process| process.text().is_none());
-        sums.looked = match (unseen, text) {
-            (None, Some(text)) => Looked::Seen(Text { copies: copies.into_all(), ..text }),
-            (unseen, _) => unseen.map_or(Looked::Never, |process| process.looked.clone()),
-        };
-        sums.name = format!("{} x{}", sums.name, all.len());
-        Some(sums)
+        Some(Self {
+            cpu: all.iter().filter_map(|process| process.cpu).reduce(|sum, cpu| sum + cpu),
+            name: format!("{} x{}", first.name, all.len()),
+            looked: unseen.map_or_else(|| Looked::Seen(text.into()), |it| it.looked.clone()),
+            ..(*first).clone()
+        })
     }
 
     /// Returns the facts about its text, if known.

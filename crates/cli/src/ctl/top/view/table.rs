@@ -66,6 +66,11 @@ const PATH: u16 = 20;
 /// Most characters of a unit that are shown.
 const WIDEST_UNIT: usize = 36;
 
+/// Returns the width that these columns take, except those whose width depends on the others.
+fn taken(columns: &[Column]) -> u16 {
+    columns.iter().map(|column| column.length() + SPACING).sum()
+}
+
 fn columns(width: u16, agent: bool, units: u16) -> Vec<Column> {
     let mut columns = vec![
         number("PID", Some(Sort::Pid), 7),
@@ -75,20 +80,16 @@ fn columns(width: u16, agent: bool, units: u16) -> Vec<Column> {
         number("CPU %", Some(Sort::Cpu), 6),
         words("BACKING", None, Constraint::Length(9)),
     ];
-    if agent {
-        columns.push(words("RULE", None, Constraint::Length(12)));
-    }
-    let all = |columns: &[Column]| columns.iter().map(|it| it.length() + SPACING).sum::<u16>();
+    let rule = agent.then(|| words("RULE", None, Constraint::Length(12)));
     let cost = number("COST MiB", None, 8);
-    if width >= all(&columns) + cost.length() + SPACING + NAME {
-        // The rule and the outcome stay beside each other.
-        let rules = columns.iter().position(|it| it.title == "RULE").unwrap_or(columns.len());
-        columns.insert(rules, cost);
+    if width >= taken(&columns) + taken(rule.as_slice()) + cost.length() + SPACING + NAME {
+        columns.push(cost);
     }
+    columns.extend(rule);
     if agent && width >= OUTCOME {
         columns.push(words("OUTCOME", None, Constraint::Length(24)));
     }
-    let others = all(&columns);
+    let others = taken(&columns);
     let name = if width >= UNIT { Constraint::Length(NAME) } else { Constraint::Fill(1) };
     columns.push(words("NAME", Some(Sort::Name), name));
     if width >= UNIT {
@@ -114,7 +115,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, area: Rect, model: &Model, look: Look)
             if sorted { REVERSED.patch(BOLD).add_modifier(Modifier::UNDERLINED) } else { REVERSED };
         cell(column, column.title.to_owned()).style(style)
     });
-    let others: u16 = columns.iter().map(|column| column.length() + SPACING).sum();
+    let others = taken(&columns);
     let room = usize::from(area.width.saturating_sub(others));
     let rows = model.on_screen().iter().filter_map(|&pid| {
         let process = model.row(pid)?;
