@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use support::attaching::{json, switched};
-use support::child::eventually;
+use support::child::{Done, eventually};
 use support::programs::{Cgo, build_go, java_of};
 use support::{Held, Run, installed, is_root, require};
 
@@ -272,9 +272,14 @@ fn a_go_program_that_faults_has_crashed() {
 }
 
 /// Starts a program again and again: it crashes without a switch, ends with each of these exit statuses after a switch, and
-/// crashes by SIGABRT after a switch. Only the last end counts. `begin` starts the program, which says `ready` and reads
-/// a line: `crash`, or the number of a status.
-fn ends_of_a_runtime(exe: &Path, crash: &str, statuses: &[i32], begin: &dyn Fn() -> Held) {
+/// crashes after a switch. Only the last end counts. `begin` starts the program, which says `ready` and reads a line:
+/// the word of `crash`, upon which it ends as the function asserts, or the number of a status.
+fn ends_of_a_runtime(
+    exe: &Path,
+    (crash, crashed): (&str, &dyn Fn(&Done)),
+    statuses: &[i32],
+    begin: &dyn Fn() -> Held,
+) {
     let files = Files::new();
     let rule = attach_rule("runtime", exe);
     let end = |mut held: Held, line: &str| {
@@ -296,7 +301,7 @@ fn ends_of_a_runtime(exe: &Path, crash: &str, statuses: &[i32], begin: &dyn Fn()
     let agent = files.agent();
     let own = ready();
     assert_eq!(switched(own.pid()), 0);
-    end(own, crash).assert_signal(libc::SIGABRT);
+    crashed(&end(own, crash));
     let said = stop(agent);
     assert!(!said.contains("crashed by"), "{said}");
     assert_eq!(files.quarantine(&[]).out(), "", "{said}");
@@ -309,7 +314,7 @@ fn ends_of_a_runtime(exe: &Path, crash: &str, statuses: &[i32], begin: &dyn Fn()
     // The agent has heard of those ends once it has attached to the next process.
     let last = switched_one();
     assert_eq!(files.quarantine(&[]).out(), "", "{}", agent.err_text());
-    end(last, crash).assert_signal(libc::SIGABRT);
+    crashed(&end(last, crash));
     eventually_in_quarantine(&files, 1);
     let again = ready();
     eventually_instead(&files, &again, "quarantined");
@@ -320,23 +325,44 @@ fn ends_of_a_runtime(exe: &Path, crash: &str, statuses: &[i32], begin: &dyn Fn()
     assert!(said.contains("crashed by SIGABRT") && said.contains(&exe), "{said}");
 }
 
-/// A JVM reports a fault in `hs_err`, and ends by SIGABRT, which a shell shows as 134.
-#[test]
-fn a_jvm_that_faults_has_crashed() {
+/// Asserts the end by SIGABRT.
+fn aborted(done: &Done) {
+    done.assert_signal(libc::SIGABRT);
+}
+
+/// A JVM with an option faults in its directory, and ends as `crashed` asserts. Its exit statuses 134, which a shell shows
+/// for SIGABRT, and 1, which is also that of an uncaught exception, are no crashes. `reports` is how the names of its
+/// reports begin.
+fn a_jvm_faults(option: &str, crashed: &dyn Fn(&Done), reports: &str) {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
     let java = java_of("Dies", include_str!("../programs/Dies.java"));
     require!(java.is_some(), "no JDK");
     let (java, dir) = java.expect("just looked");
-    let report = dir.path().join("hs_err.log");
-    let file = format!("-XX:ErrorFile={}", report.display());
     let path = dir.path().display().to_string();
     let begin = || {
-        let no_core = ["prlimit", "--core=0"];
-        Run::new(&java, [&file, "-cp", &path, "Dies"]).plain().behind(no_core).start()
+        let there = ["env", "-C", &path, "prlimit", "--core=0"];
+        Run::new(&java, [option, "-cp", &path, "Dies"]).plain().behind(there).start()
     };
-    // 1 is also the status of an uncaught exception.
-    ends_of_a_runtime(&java, "fault", &[134, 1], &begin);
-    assert!(report.exists(), "the JVM wrote its report");
+    ends_of_a_runtime(&java, ("fault", crashed), &[134, 1], &begin);
+    let files = std::fs::read_dir(dir.path())
+        .expect("a directory")
+        .map(|file| file.expect("a file").file_name());
+    let written = files.filter(|name| name.to_string_lossy().starts_with(reports)).count();
+    assert_eq!(written, 2, "the JVM wrote its reports");
+}
+
+#[test]
+fn a_jvm_that_faults_has_crashed() {
+    a_jvm_faults("-XX:ErrorFile=report_of_%p", &aborted, "report_of_");
+}
+
+/// A JVM that may not dump core ends with exit status 1 after its report.
+#[test]
+fn a_jvm_that_faults_and_dumps_no_core_has_crashed() {
+    let exited = |done: &Done| {
+        done.assert_code(1);
+    };
+    a_jvm_faults("-XX:-CreateCoredumpOnCrash", &exited, "hs_err_pid");
 }
 
 /// node has no handler for the signals of a crash. A script may choose the statuses that a shell shows for them.
@@ -355,5 +381,5 @@ fn a_node_that_aborts_has_crashed() {
         let no_core = ["prlimit", "--core=0"];
         Run::new(node.path(), ["-e", script]).plain().behind(no_core).start()
     };
-    ends_of_a_runtime(node.path(), "abort", &[132, 133, 134], &begin);
+    ends_of_a_runtime(node.path(), ("abort", &aborted), &[132, 133, 134], &begin);
 }

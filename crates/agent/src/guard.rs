@@ -7,7 +7,8 @@
 //! The guard stops watching a process that executes another program, because the new program has no copies.
 //!
 //! A Go program handles the signals of a crash and ends with exit status 2, as after a wrong option. So that status counts
-//! only with a fault of the program's before it.
+//! only with a fault of the program's before it. A JVM may end with exit status 1, which counts only with its
+//! [report](crate::jvm).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,6 +22,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::signal_watch::SignalWatch;
 use tiexec_sys::{Errno, Pid, SysError};
 
+use crate::jvm::{self, Report};
 use crate::processes::Process;
 use crate::state::{Build, Quarantined, Whose, now};
 use crate::treat::Made;
@@ -92,12 +94,13 @@ impl Held {
         made: Made,
     ) -> Watched {
         Watched {
-            held: self,
             whose,
             exe: process.shown_exe.shown().to_string(),
             rule: rule.to_owned(),
             build: made.build,
             of_go: made.is_go.then(|| process.comm.clone()),
+            report_of_jvm: ProcDir::of(self.pid).ok().and_then(|process| Report::of(&process)),
+            held: self,
             since: Instant::now(),
         }
     }
@@ -113,6 +116,7 @@ pub(crate) struct Watched {
     build: Build,
     /// The name of a Go program.
     of_go: Option<Vec<u8>>,
+    report_of_jvm: Option<Report>,
     since: Instant,
 }
 
@@ -291,6 +295,11 @@ impl Guard {
             let end = match (end, fault) {
                 (Ok(Some(Wait::Exited(CRASH_OF_GO))), Some(fault)) if one.of_go.is_some() => {
                     Ok(Some(Wait::Killed(fault.signal)))
+                }
+                (Ok(Some(Wait::Exited(jvm::CRASH))), _)
+                    if one.report_of_jvm.as_ref().is_some_and(Report::is_written) =>
+                {
+                    Ok(Some(Wait::Killed(jvm::SIGNAL)))
                 }
                 (end, _) => end,
             };

@@ -26,6 +26,7 @@ pub mod decide;
 mod events;
 mod forked;
 pub mod guard;
+mod jvm;
 mod kept;
 mod launches;
 pub mod machine;

@@ -1,0 +1,132 @@
+//! The report that a JVM writes when it crashes.
+//!
+//! With `-XX:-CreateCoredumpOnCrash` a JVM ends a crash with exit status 1, which is the status of an uncaught exception,
+//! too, and it faults in normal work. The file `hs_err_pidPID.log` tells the two apart: `VMError::report_and_die`
+//! (hotspot/share/utilities/vmError.cpp) writes it to the path of `-XX:ErrorFile=`, or in the working directory, and
+//! in `/tmp` where it cannot.
+//!
+//! The process decides on these paths. So the agent never opens a file there: it looks for a regular file of the
+//! process's user, in a thread, because a file server may not answer.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, SystemTime};
+
+use tiexec_core::proc::maps;
+use tiexec_sys::procfs::ProcDir;
+
+/// The exit status of a JVM that crashed and may not dump core.
+pub(crate) const CRASH: i32 = 1;
+/// The signal for which such a crash counts: with a core dump, the JVM would end by it.
+pub(crate) const SIGNAL: i32 = 6;
+/// The longest wait for an answer of the file systems.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Most bytes of a command line in which the option is looked for.
+const COMMAND_LINE: u64 = 1 << 20;
+const OPTION: &[u8] = b"-XX:ErrorFile=";
+
+/// Where the report of one JVM would be.
+#[derive(Debug)]
+pub(crate) struct Report {
+    places: Vec<PathBuf>,
+    user: u32,
+    since: SystemTime,
+}
+
+impl Report {
+    /// `None` for a process that is not a JVM, is gone, or has another root or mount namespace than the agent, as in a
+    /// container: its paths lead elsewhere here.
+    pub(crate) fn of(process: &ProcDir) -> Option<Self> {
+        let ours = ProcDir::this_process().ok()?;
+        let mounts = |process: &ProcDir| process.namespace("ns/mnt").ok();
+        if mounts(process)? != mounts(&ours)? || process.link("root").ok()? != b"/" {
+            return None;
+        }
+        let vmas = maps::parse(&process.read("maps").ok()?).ok()?;
+        if !vmas.iter().any(|vma| vma.path().ends_with(b"/libjvm.so")) {
+            return None;
+        }
+        let status = process.status().ok()?;
+        let pid = status.ns_tgid?.to_string();
+        let directory = PathBuf::from(OsString::from_vec(process.link("cwd").ok()?));
+        let command = process.read_start("cmdline", COMMAND_LINE).unwrap_or_default();
+        Some(Self {
+            places: places(&command, &directory, &pid),
+            user: status.uids?.1,
+            since: SystemTime::now(),
+        })
+    }
+
+    /// Returns whether the report was written since [`of`](Self::of). False if the file systems do not answer.
+    pub(crate) fn is_written(&self) -> bool {
+        let (answer, answers) = mpsc::channel();
+        let (places, user, since) = (self.places.clone(), self.user, self.since);
+        std::thread::spawn(move || {
+            let is_it = |place: &PathBuf| {
+                let meta = std::fs::symlink_metadata(place);
+                meta.is_ok_and(|meta| {
+                    let is_new = meta.modified().is_ok_and(|written| written >= since);
+                    meta.is_file() && meta.uid() == user && is_new
+                })
+            };
+            let _nobody_waits = answer.send(places.iter().any(is_it));
+        });
+        answers.recv_timeout(PATIENCE).unwrap_or(false)
+    }
+}
+
+/// Returns where a JVM with this command line, working directory and PID writes its report.
+fn places(command: &[u8], directory: &Path, pid: &str) -> Vec<PathBuf> {
+    let name = format!("hs_err_pid{pid}.log");
+    let mut words = command.split(|&byte| byte == 0);
+    let chosen = words.rfind(|word| word.starts_with(OPTION)).map(|word| {
+        let file = expand(&word[OPTION.len()..], pid);
+        directory.join(OsStr::from_bytes(&file))
+    });
+    chosen.into_iter().chain([directory.join(&name), Path::new("/tmp").join(&name)]).collect()
+}
+
+/// Puts the PID in the place of `%p`, and `%` in that of `%%`.
+fn expand(file: &[u8], pid: &str) -> Vec<u8> {
+    let mut expanded = Vec::new();
+    let mut bytes = file.iter().peekable();
+    while let Some(&byte) = bytes.next() {
+        match (byte, bytes.peek()) {
+            (b'%', Some(b'p')) => expanded.extend(pid.as_bytes()),
+            (b'%', Some(b'%')) => expanded.push(b'%'),
+            _ => {
+                expanded.push(byte);
+                continue;
+            }
+        }
+        bytes.next();
+    }
+    expanded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_is_where_the_option_says_or_by_default() {
+        let of = |command: &[u8]| places(command, Path::new("/srv/app"), "7");
+        let usual = ["/srv/app/hs_err_pid7.log", "/tmp/hs_err_pid7.log"].map(PathBuf::from);
+        assert_eq!(of(b"java\0-jar\0a.jar\0"), usual);
+        for (option, file) in [
+            ("/var/log/e.log", "/var/log/e.log"),
+            ("logs/%p.log", "/srv/app/logs/7.log"),
+            ("/100%%/%p%", "/100%/7%"),
+            ("", "/srv/app/"),
+        ] {
+            // The JVM takes the last one.
+            let command = format!("java\0-XX:ErrorFile=/no\0-XX:ErrorFile={option}\0Main\0");
+            let [first, rest @ ..] = &*of(command.as_bytes()) else { panic!("no place") };
+            assert_eq!(first, Path::new(file));
+            assert_eq!(rest, usual);
+        }
+    }
+}
