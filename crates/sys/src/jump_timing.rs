@@ -21,8 +21,12 @@ pub struct JumpTimes {
     pub huge_ns: f64,
 }
 
-/// The number of measurements, each in other memory.
+/// The most measurements, each in other memory.
 const COPIES: usize = 5;
+/// So many measurements are enough if they agree.
+const ENOUGH: usize = 3;
+/// Measurements agree if the gains of a jump differ by at most this share of the greatest.
+const DIFFER: f64 = 0.2;
 /// After this time no further copy is made: where memory is fragmented, the kernel takes seconds to find huge pages for
 /// one.
 const LONGEST: Duration = Duration::from_secs(3);
@@ -37,9 +41,9 @@ const ROUNDS: usize = 6;
 /// Runs in a round.
 const RUNS: usize = 4;
 
-/// Measures both, several times: the memory may lie on huge pages of the host or not, and another load on the core may
-/// last longer than one measurement. Takes about 0.5 s, and 160 MiB for that time. Returns at least one measurement,
-/// and fewer than five where each takes seconds.
+/// Measures both, three to five times: the memory may lie on huge pages of the host or not, and another load on the core
+/// may last longer than one measurement. Takes 0.2 to 0.5 s, and 160 MiB for that time. Where each measurement takes
+/// seconds, one is enough.
 ///
 /// # Errors
 /// ENOSYS if one huge page is more than all the text; ENOMEM and the like.
@@ -64,7 +68,7 @@ pub fn measure(pages: Pages) -> Result<Vec<JumpTimes>, SysError> {
     let mut all = Vec::with_capacity(COPIES);
     // Keep the copies until the next ones exist; otherwise those would get the same memory again.
     let mut before = None;
-    while all.is_empty() || all.len() < COPIES && begun.elapsed() < LONGEST {
+    while all.is_empty() || all.len() < COPIES && !agree(&all) && begun.elapsed() < LONGEST {
         let mut best = JumpTimes { base_ns: f64::INFINITY, huge_ns: f64::INFINITY };
         let both = (Text::of(&code, pages, false)?, Text::of(&code, pages, true)?);
         for _ in 0..ROUNDS {
@@ -76,6 +80,14 @@ pub fn measure(pages: Pages) -> Result<Vec<JumpTimes>, SysError> {
     }
     drop(before);
     Ok(all)
+}
+
+/// Returns whether there are enough measurements, and they agree.
+fn agree(all: &[JumpTimes]) -> bool {
+    let gains = || all.iter().map(|times| times.base_ns - times.huge_ns);
+    let least = gains().fold(f64::INFINITY, f64::min);
+    let most = gains().fold(0.0, f64::max);
+    all.len() >= ENOUGH && most - least <= most * DIFFER
 }
 
 /// Generates one jump on every page, each to another page in an order without pattern. The last one returns. The first
@@ -93,9 +105,7 @@ fn chain(page: usize) -> Result<(Vec<u8>, usize), SysError> {
     let mut code = Vec::new();
     code.try_reserve_exact(LEN)
         .map_err(|_none| SysError { call: "malloc", errno: Errno::NOMEM })?;
-    while code.len() < LEN {
-        code.extend_from_slice(arch::FILLER);
-    }
+    code.resize(LEN, 0);
     let mut put = |at: usize, bytes: &[u8]| code[at..at + bytes.len()].copy_from_slice(bytes);
     for pair in order.windows(2) {
         let (from, to) = (place(pair[0]), place(pair[1]));
@@ -127,6 +137,17 @@ impl Text {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn three_measurements_that_agree_are_enough() {
+        let gains = |gains: &[f64]| -> Vec<JumpTimes> {
+            gains.iter().map(|gain| JumpTimes { base_ns: 5.0 + gain, huge_ns: 5.0 }).collect()
+        };
+        assert!(!agree(&gains(&[])) && !agree(&gains(&[10.0, 10.0])));
+        assert!(agree(&gains(&[10.0, 8.5, 9.0])) && !agree(&gains(&[10.0, 7.0, 9.0])));
+        // Where huge pages gain nothing, the differences are noise.
+        assert!(agree(&gains(&[0.0, 0.0, 0.0])) && !agree(&gains(&[0.1, -0.1, 0.0])));
+    }
 
     #[test]
     fn the_chain_visits_every_page_once_and_returns() {

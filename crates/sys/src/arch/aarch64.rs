@@ -20,9 +20,6 @@ pub const SYS_io_pgetevents: libc::c_long = 292;
 /// `NT_PRFPREG`.
 pub(crate) const EXTENDED_SETS: &[i32] = &[0x405, 2];
 
-/// Fills the space between code: `brk #0`.
-pub(crate) const FILLER: &[u8] = &0xd420_0000_u32.to_le_bytes();
-
 /// A return from a function.
 pub(crate) const RETURN: &[u8] = &0xd65f_03c0_u32.to_le_bytes();
 

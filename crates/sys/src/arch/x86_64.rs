@@ -11,9 +11,6 @@ pub const SYS_io_pgetevents: libc::c_long = 333;
 /// first one that the kernel has: `NT_X86_XSTATE`.
 pub(crate) const EXTENDED_SETS: &[i32] = &[0x202];
 
-/// Fills the space between code: `int3`.
-pub(crate) const FILLER: &[u8] = &[0xcc];
-
 /// A return from a function.
 pub(crate) const RETURN: &[u8] = &[0xc3];
 
