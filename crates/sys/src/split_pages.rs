@@ -78,7 +78,7 @@ const ROUNDS: usize = 8;
 /// Many pages count as slower than few from this share of a step's time on.
 const SLOWER: f64 = 0.2;
 /// Huge pages are whole if they cost less than the first share of what base pages cost, and split from the second share
-/// on. On a split host (AMD Zen 3) loads had shares of 0.97 to 1.03, and jumps 0.85 to 0.96, as split huge pages have shorter walks.
+/// on. On a split host (AMD Zen 3) loads had shares of 0.97 to 1.03, and jumps 0.72 to 0.96, as split huge pages have shorter walks.
 const SHARES: [f64; 2] = [0.3, 0.5];
 const LINE: usize = 64;
 /// The offset of the return, in bytes: in the first line, behind the place.
