@@ -55,6 +55,21 @@ fn symbols(options: &[&str], file: &str) -> BTreeSet<String> {
     names.map(|line| line.split(' ').next().unwrap_or_default().to_owned()).collect()
 }
 
+/// The build under test stands for a library that has grown: it is not optimised, so it is over the limit.
+#[test]
+fn a_library_over_its_limit_is_not_shipped() {
+    let own = std::env::current_exe().expect("/proc is mounted");
+    let place = tempfile::tempdir().expect("a directory");
+    let (built, out) = (place.path().join("library"), place.path().join("out"));
+    std::os::unix::fs::symlink(own.with_file_name(""), &built).expect("a symbolic link");
+    let mut script = Command::new(root().join("scripts/libtiexec"));
+    let made = script.env("STRIP", "yes").args([&built, &out]).output().expect("a shell");
+    let said = String::from_utf8_lossy(&made.stderr);
+    assert!(said.contains("bytes, and the limit is 1258291; fix: "), "{said}");
+    assert_eq!(made.status.code(), Some(1));
+    assert!(!out.exists());
+}
+
 #[test]
 fn they_show_the_api_and_nothing_else() {
     let api = ["tiexec_self", "tiexec_self_report", "tiexec_self_revert"].map(str::to_owned);

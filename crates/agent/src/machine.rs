@@ -21,7 +21,7 @@ impl Machine {
         self.splits && rule.action == Action::Attach && !rule.says_canary
     }
 
-    /// Probes the machine, and measures. This takes about 10 ms.
+    /// Probes the machine, and measures. This takes about 20 ms.
     pub fn look() -> Self {
         let splits = thp::pages().and_then(host_pages::measured);
         Self { has_guard: pidfd::tells_ends() == Ok(true), splits: splits == Some(true) }

@@ -7,10 +7,10 @@ use tiexec_advise::itlb::MissTime;
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::perf::samples::What;
-use tiexec_remap::headroom;
+use tiexec_remap::{headroom, host_pages};
 use tiexec_sys::perf_sampler::{Clock, Heirs, Sampler, Woken};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, areas, jump_timing, process, split_pages};
+use tiexec_sys::{Errno, Pid, SysError, areas, jump_timing, process};
 use tiexec_tracee::clock;
 use tiexec_tracee::threads;
 
@@ -247,9 +247,10 @@ pub fn miss_time(pages: Pages) -> MissTime {
     })
 }
 
-/// Returns whether the host splits huge pages. Records nothing, because sampling changes nothing.
+/// Returns whether the host splits huge pages of code. Records nothing, because sampling changes nothing.
 fn splits(pages: Pages) -> bool {
-    clock::planted_host().or_else(|| split_pages::are_split_here(pages)) == Some(true)
+    let measured = || host_pages::timings(pages).ok()?.verdict().code_is_split();
+    clock::planted_host().or_else(measured) == Some(true)
 }
 
 /// Returns a process id as records have it.

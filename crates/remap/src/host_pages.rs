@@ -9,7 +9,8 @@ use std::sync::OnceLock;
 
 use tiexec_core::addr::Pages;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::split_pages;
+use tiexec_sys::split_pages::{self, Timings};
+use tiexec_sys::{Errno, SysError};
 use tiexec_tracee::clock;
 
 use crate::records::{DAY, first_today, is_younger};
@@ -23,22 +24,28 @@ pub fn known() -> Option<bool> {
     clock::planted_host().or_else(|| recorded(&open()?))
 }
 
-/// Returns whether the host splits huge pages, and measures it if needed. `None`: the measurement was unclear, or the machine or
-/// the cgroup has too little memory for it.
+/// Returns whether the host splits huge pages of code, and measures it if needed. `None`: the measurement was unclear, or
+/// the machine or the cgroup has too little memory for it.
 pub fn are_split(pages: Pages) -> Option<bool> {
     static ANSWER: OnceLock<Option<bool>> = OnceLock::new();
-    let has_room = || {
-        let this = ProcDir::this_process();
-        this.is_ok_and(|this| headroom::check(&this, split_pages::memory(pages)).is_ok())
-    };
-    *ANSWER.get_or_init(|| known().or_else(|| has_room().then(|| measured(pages)).flatten()))
+    *ANSWER.get_or_init(|| known().or_else(|| measured(pages)))
 }
 
-/// Measures whether the host splits huge pages, and records the answer; `None` if that cannot be decided.
+/// Measures whether the host splits huge pages of code, and records the answer; `None` if that cannot be decided.
 pub fn measured(pages: Pages) -> Option<bool> {
-    let split = split_pages::are_split_here(pages)?;
+    let split = timings(pages).ok()?.verdict().code_is_split()?;
     record(split);
     Some(split)
+}
+
+/// Measures how the host maps huge pages, and records nothing.
+///
+/// # Errors
+/// Those of [`split_pages::measure`]; ENOMEM if the machine or the cgroup has too little memory to spare.
+pub fn timings(pages: Pages) -> Result<Timings, SysError> {
+    let too_little = |_| SysError { call: "measure", errno: Errno::NOMEM };
+    headroom::check(&ProcDir::this_process()?, split_pages::memory(pages)).map_err(too_little)?;
+    split_pages::measure(pages)
 }
 
 /// Records the answer of a measurement.

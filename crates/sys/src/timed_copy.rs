@@ -68,13 +68,23 @@ impl TimedCopy {
 /// Returns the numbers below `count` in an order without pattern, the same every time. The first is 0.
 pub(crate) fn without_pattern(count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
-    // Uses a fixed linear congruential sequence.
-    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    let mut state = SEED;
     for index in (2..count).rev() {
-        state =
-            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let other = 1 + (state >> 33) as usize % index;
-        order.swap(index, other);
+        order.swap(index, 1 + next(&mut state) % index);
     }
     order
+}
+
+/// Returns `count` numbers below `limit` without order, the same every time. Numbers repeat.
+pub(crate) fn without_order(count: usize, limit: usize) -> impl Iterator<Item = usize> {
+    let mut state = SEED;
+    (0..count).map(move |_| next(&mut state) % limit)
+}
+
+const SEED: u64 = 0x2545_f491_4f6c_dd1d;
+
+/// Returns the next number of a fixed linear congruential sequence.
+fn next(state: &mut u64) -> usize {
+    *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    (*state >> 33) as usize
 }

@@ -23,6 +23,12 @@ pub(crate) const EXTENDED_SETS: &[i32] = &[0x405, 2];
 /// A return from a function.
 pub(crate) const RETURN: &[u8] = &0xd65f_03c0_u32.to_le_bytes();
 
+/// Code that jumps to the address which its first argument points to, and moves the argument behind it.
+pub(crate) const JUMP_TO_NEXT: &[u8] = &[
+    0x01, 0x84, 0x40, 0xf8, // ldr x1, [x0], #8
+    0x20, 0x00, 0x1f, 0xd6, // br x1
+];
+
 /// Returns a jump over `distance` bytes, counted from the first byte of the jump: at most 128 MiB either way.
 pub(crate) fn jump(distance: i32) -> Vec<u8> {
     // b imm26, in instructions.

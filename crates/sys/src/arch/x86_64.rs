@@ -14,6 +14,13 @@ pub(crate) const EXTENDED_SETS: &[i32] = &[0x202];
 /// A return from a function.
 pub(crate) const RETURN: &[u8] = &[0xc3];
 
+/// Code that jumps to the address which its first argument points to, and moves the argument behind it.
+pub(crate) const JUMP_TO_NEXT: &[u8] = &[
+    0x48, 0x8b, 0x07, // mov rax, [rdi]
+    0x48, 0x83, 0xc7, 0x08, // add rdi, 8
+    0xff, 0xe0, // jmp rax
+];
+
 /// Returns a jump over `distance` bytes, counted from the first byte of the jump.
 pub(crate) fn jump(distance: i32) -> Vec<u8> {
     // jmp rel32, relative to the end of the jump.

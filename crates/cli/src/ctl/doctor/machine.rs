@@ -15,12 +15,12 @@ use tiexec_core::rebase::MAX_ALIGNMENT;
 use tiexec_engine::settings::{CONFIG_FILE, config_file};
 use tiexec_engine::switched_off::FILE as SWITCHED_OFF;
 use tiexec_remap::store::directory::Directory;
-use tiexec_remap::{headroom, pagecache};
+use tiexec_remap::{headroom, host_pages, pagecache};
 use tiexec_sys::jump_timing;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::seccomp_trial::mm_map_size;
-use tiexec_sys::split_pages;
+use tiexec_sys::split_pages::{HostPages, StepTimes};
 use tiexec_sys::{Errno, SysError, areas, hugetlb, process, ptrace, thp};
 use tiexec_tracee::handshake;
 
@@ -419,37 +419,40 @@ fn memory() -> Finding {
     }
 }
 
-/// Returns whether the host of this machine splits huge pages.
+/// Returns whether the host of this machine splits huge pages of code.
 fn host(pages: Pages) -> Finding {
-    let times = match split_pages::measure(pages) {
-        Ok(times) => times,
+    let timings = match host_pages::timings(pages) {
+        Ok(timings) => timings,
         Err(error) => {
             return Finding::new(Level::No, "host", format_args!("not measured: {error}"));
         }
     };
-    let mut sorted = times;
-    sorted.sort_unstable_by(|one, other| one.huge_ns.total_cmp(&other.huge_ns));
-    let middle = sorted[split_pages::COPIES / 2];
-    let figures = format!(
-        "a load takes {:.1} ns from few pages, {:.1} ns from many base pages, {:.1} ns from huge pages",
-        middle.near_ns, middle.base_ns, middle.huge_ns
-    );
-    match split_pages::are_split(&times) {
-        Some(false) => {
+    let figures = [("load", &timings.loads), ("jump", &timings.jumps)].map(|(step, times)| {
+        let mut sorted = times.clone();
+        sorted.sort_unstable_by(|one, other| one.huge_ns.total_cmp(&other.huge_ns));
+        let StepTimes { near_ns, base_ns, huge_ns } = sorted[sorted.len() / 2];
+        format!(
+            "a {step} takes {near_ns:.1} ns in few pages, {base_ns:.1} ns in many base pages, {huge_ns:.1} ns in huge pages"
+        )
+    });
+    let figures = figures.join("; ");
+    let split = |what: &str| {
+        let finding = format_args!("{figures}: {what}; huge text gains little here, and can lose");
+        Finding::new(Level::Warn, "host", finding)
+            .fix("move to a host that maps its guests by huge pages; or ask tiexecctl canary")
+    };
+    match timings.verdict() {
+        HostPages::Whole => {
             let finding = format_args!("{figures}: a huge page is one entry of the TLB");
             Finding::new(Level::Ok, "host", finding)
         }
-        Some(true) => {
-            let finding = format_args!(
-                "{figures}: the host maps this machine by base pages, which splits huge pages; huge text gains little \
-                 here, and can lose"
-            );
-            Finding::new(Level::Warn, "host", finding)
-                .fix("move to a host that maps its guests by huge pages; or ask tiexecctl canary")
+        HostPages::Split => {
+            split("the host maps this machine by base pages, which splits huge pages")
         }
-        None => {
+        HostPages::CodeSplit => split("the host splits huge pages that hold code"),
+        HostPages::Unclear => {
             let finding =
-                format_args!("{figures}: too uneven to tell whether it splits huge pages");
+                format_args!("{figures}: too uneven to tell whether it splits huge pages of code");
             Finding::new(Level::No, "host", finding)
         }
     }
