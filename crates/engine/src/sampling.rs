@@ -247,9 +247,9 @@ pub fn miss_time(pages: Pages) -> MissTime {
     })
 }
 
-/// Returns whether the host splits huge pages of code. Records nothing, because sampling changes nothing.
+/// Returns whether the host splits huge pages. Records nothing, because sampling changes nothing.
 fn splits(pages: Pages) -> bool {
-    let measured = || host_pages::timings(pages).ok()?.verdict().code_is_split();
+    let measured = || host_pages::timings(pages).ok()?.verdict().are_split();
     clock::planted_host().or_else(measured) == Some(true)
 }
 

@@ -24,16 +24,19 @@ pub fn known() -> Option<bool> {
     clock::planted_host().or_else(|| recorded(&open()?))
 }
 
-/// Returns whether the host splits huge pages of code, and measures it if needed. `None`: the measurement was unclear, or
+/// Returns whether the host splits huge pages, and measures it if needed. `None`: the measurement was unclear, or
 /// the machine or the cgroup has too little memory for it.
 pub fn are_split(pages: Pages) -> Option<bool> {
     static ANSWER: OnceLock<Option<bool>> = OnceLock::new();
     *ANSWER.get_or_init(|| known().or_else(|| measured(pages)))
 }
 
-/// Measures whether the host splits huge pages of code, and records the answer; `None` if that cannot be decided.
+/// Measures whether the host splits huge pages, and records the answer; `None` if that cannot be decided.
 pub fn measured(pages: Pages) -> Option<bool> {
-    let split = timings(pages).ok()?.verdict().code_is_split()?;
+    if let Some(planted) = clock::planted_host() {
+        return Some(planted);
+    }
+    let split = timings(pages).ok()?.verdict().are_split()?;
     record(split);
     Some(split)
 }

@@ -419,7 +419,7 @@ fn memory() -> Finding {
     }
 }
 
-/// Returns whether the host of this machine splits huge pages of code.
+/// Returns whether the host of this machine splits huge pages.
 fn host(pages: Pages) -> Finding {
     let timings = match host_pages::timings(pages) {
         Ok(timings) => timings,
@@ -449,10 +449,15 @@ fn host(pages: Pages) -> Finding {
         HostPages::Split => {
             split("the host maps this machine by base pages, which splits huge pages")
         }
-        HostPages::CodeSplit => split("the host splits huge pages that hold code"),
+        HostPages::CodeSplit => {
+            let finding = format_args!(
+                "{figures}: the host may split the huge pages that hold code, where huge text gains little"
+            );
+            Finding::new(Level::No, "host", finding).fix("ask tiexecctl canary")
+        }
         HostPages::Unclear => {
             let finding =
-                format_args!("{figures}: too uneven to tell whether it splits huge pages of code");
+                format_args!("{figures}: too uneven to tell whether it splits huge pages");
             Finding::new(Level::No, "host", finding)
         }
     }
