@@ -93,8 +93,9 @@ fn chain(page: usize) -> Result<(Vec<u8>, usize), SysError> {
     let mut code = Vec::new();
     code.try_reserve_exact(LEN)
         .map_err(|_none| SysError { call: "malloc", errno: Errno::NOMEM })?;
+    code.extend_from_slice(arch::FILLER);
     while code.len() < LEN {
-        code.extend_from_slice(arch::FILLER);
+        code.extend_from_within(..code.len().min(LEN - code.len()));
     }
     let mut put = |at: usize, bytes: &[u8]| code[at..at + bytes.len()].copy_from_slice(bytes);
     for pair in order.windows(2) {
