@@ -75,6 +75,7 @@ fn auto_takes_all_of_what_is_used_all_over_and_nothing_of_what_fits() {
         assert!(misses("misses_then") < misses("misses_now"), "{report}");
         assert!(budget["share"].as_f64().is_some_and(|share| share > 0.3), "{report}");
     }
+    drop(wide);
     let (_copy, narrow) = spinning("5");
     let report = attach(narrow.pid(), "auto");
     assert_eq!((taken(&report).len(), switched(narrow.pid())), (0, 0), "{report}");

@@ -35,8 +35,8 @@ fn spinning(copy: &Fresh, pages: u64) -> Held {
     held
 }
 
-fn on(pid: i32, seconds: u32) -> Done {
-    ctl(["advise", "--json", "-F", "1999", "--duration", &format!("{seconds}s"), &pid.to_string()])
+fn on(pid: i32) -> Done {
+    ctl(["advise", "--json", "-F", "3999", "--duration", "1s", &pid.to_string()])
 }
 
 /// Starts this command of `tiexecctl`, and waits until it samples.
@@ -89,7 +89,7 @@ fn what_is_huge_is_seen_before_and_after_an_attach() {
     let held = spinning(&copy, 1500);
     let pid = held.pid();
     let before = Before::of(pid);
-    let done = on(pid, 2);
+    let done = on(pid);
     done.assert_code(0).assert_silent();
     assert_untouched(pid, &before);
     let advice = json(&done);
@@ -105,7 +105,7 @@ fn what_is_huge_is_seen_before_and_after_an_attach() {
 
     attach(pid).assert_code(0);
     assert!(switched(pid) > 0);
-    let done = on(pid, 2);
+    let done = on(pid);
     done.assert_code(0);
     let after = json(&done);
     let treated = of_file(&after, &path);
@@ -118,7 +118,7 @@ fn what_is_huge_is_seen_before_and_after_an_attach() {
 fn the_json_has_what_the_manual_says() {
     let copy = small("hotset", Kind::DynamicPie);
     let held = spinning(&copy, 40);
-    let done = on(held.pid(), 1);
+    let done = on(held.pid());
     done.assert_code(0).assert_silent();
     let advice = json(&done);
     assert_eq!(advice["schema"], 2);

@@ -155,6 +155,7 @@ fn in_a_browser() {
     let mut held = Run::new(copy.path(), ["30", "600"]).plain().start();
     held.wait_line("spinning");
     ctl(["report", "--duration", "1s", "-o", &out, &held.pid().to_string()]).assert_code(0);
+    drop(held);
     let dom = shown(&browser, &page);
     assert!(assert_numbers(&dom) > 10, "{dom}");
     // The page's own script has run: its policy allows it.
@@ -213,6 +214,7 @@ fn a_name_that_looks_like_markup() {
     let page = dir.path().join("page.html");
     let (out, pid) = (page.display().to_string(), held.pid().to_string());
     ctl(["report", "--duration", "1s", "-o", &out, &pid]).assert_code(0).assert_silent();
+    drop(held);
     let html = std::fs::read_to_string(&page).expect("a page");
     assert!(html.contains("script&gt;&lt;img src=x onerror"), "the name is on the page: {html}");
     assert!(!html.contains("<img") && html.matches("<script").count() == 2, "{html}");
@@ -232,6 +234,7 @@ fn of_a_scan() {
     let mut held = Run::new(copy.path(), ["1500", "600"]).plain().start();
     held.wait_line("spinning");
     let done = ctl(["scan", "--json", "--duration", "2s"]);
+    drop(held);
     let (html, dir) = of_json(&done.assert_code(0).out(), 3);
     for part in ["<h1>Scan of ", "<h2>Programs</h2>", "hotset", "measured ", " UTC by TiExec "] {
         assert!(html.contains(part), "{part}: {html}");

@@ -30,11 +30,13 @@ fn spinning(path: &Path, front: &[&str]) -> Held {
     held
 }
 
-/// Waits until a process has used two more seconds of a processor.
-fn works(pid: i32) {
-    let ticks = || stat_field(pid, 14);
-    let before = ticks();
-    eventually("it works for two seconds", || ticks() > before + 200);
+/// Waits until each process has used two more seconds of a processor.
+fn work<const N: usize>(pids: [i32; N]) {
+    let ticks = |pid| stat_field(pid, 14);
+    let before = pids.map(ticks);
+    eventually("each works for two seconds", || {
+        pids.into_iter().zip(before).all(|(pid, before)| ticks(pid) > before + 200)
+    });
 }
 
 /// Returns the row of the program that this process runs.
@@ -62,8 +64,7 @@ fn ctrl_c_shows_the_busy_programs_and_those_that_have_ended() {
     let (pid, gone) = (stays.pid(), ended.pid());
     let before = Before::of(pid);
     let scan = sampling(&[], tiexecctl(), &LONG);
-    works(pid);
-    works(gone);
+    work([pid, gone]);
     ended.signal(libc::SIGKILL);
     ended.finish();
     scan.signal(libc::SIGINT);
@@ -98,8 +99,7 @@ fn an_ordinary_user_gets_an_estimate_of_their_own_programs_only() {
     let others = spinning(&hot, &[]);
     let (own, odd) = (spinning(&hot, &user), spinning(&odd, &user));
     let scan = sampling(&user, &tool, &LONG);
-    works(own.pid());
-    works(odd.pid());
+    work([own.pid(), odd.pid()]);
     scan.signal(libc::SIGINT);
     let done = scan.finish();
     done.assert_code(0).assert_silent();
@@ -132,8 +132,9 @@ fn an_ordinary_user_gets_an_estimate_of_their_own_programs_only() {
         }
     }
     // The table escapes names, too.
+    drop((others, own));
     let scan = sampling(&user, &tool, &LONG[..3]);
-    works(odd.pid());
+    work([odd.pid()]);
     scan.signal(libc::SIGINT);
     let done = scan.finish();
     done.assert_code(0);
@@ -198,7 +199,7 @@ fn a_terminal_shows_the_progress_and_then_the_table() {
     let screen = Screen::new(80, 400, &command, &[]);
     screen.go();
     screen.wait_for("sampling ");
-    works(hot.pid());
+    work([hot.pid()]);
     screen.keys(&["C-c"]);
     let text = screen
         .wait_until("the table", |text| text.contains("user mode)") && text.contains("hotset"));

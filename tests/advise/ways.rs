@@ -20,7 +20,7 @@ fn spinning(copy: &Fresh) -> Held {
 }
 
 fn advise(args: &[&str]) -> Done {
-    let done = ctl([&["advise", "-F", "1999", "--duration", "2s"], args].concat());
+    let done = ctl([&["advise", "-F", "3999", "--duration", "1s"], args].concat());
     done.assert_code(0).assert_silent();
     done
 }

@@ -109,7 +109,7 @@ fn as_many_mappings_as_there_may_be() {
     held.finish().assert_code(7);
 }
 
-/// The process has text of 32 TiB, in a file without data: four bytes for each huge page would exceed the limit of TiExec's
+/// The process has text of 8 TiB, in a file without data: four bytes for each huge page would exceed the limit of TiExec's
 /// memory here. `make soak` has 100 TiB.
 #[test]
 fn text_longer_than_any_memory() {
@@ -118,11 +118,11 @@ fn text_longer_than_any_memory() {
     let public = Public::new();
     let own = own_directory(&public);
     tmpfs(Path::new(&own), "mode=1777,size=64m");
-    let tib = if is_whole() { "100" } else { "32" };
+    let tib = if is_whole() { "100" } else { "8" };
     let held = attacker(&public, &["text", &format!("{own}/text"), tib]);
     let hottest: &[&str] = &["attach", "--dry-run", "--max-huge-pages=1"];
     for command in COMMANDS.into_iter().chain([hottest]) {
-        let done = within(64, command, held.pid());
+        let done = within(16, command, held.pid());
         assert!(matches!(done.status.code(), Some(0 | 1)), "{done}");
         assert!(!done.err().contains("helper_died"), "{done}");
     }

@@ -370,16 +370,22 @@ impl std::fmt::Display for Done {
 const SOON: Duration = Duration::from_secs(200);
 
 /// Polls until a condition holds. Returns false after the time limit.
+///
+/// A condition may start a program or read all of `/proc`, while other tests need the processors. So each pause is four times as
+/// long as the condition took, within these limits.
 pub fn soon(mut condition: impl FnMut() -> bool) -> bool {
+    const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
     let until = Instant::now() + patience(SOON);
     loop {
+        let begun = Instant::now();
         if condition() {
             return true;
         }
-        if Instant::now() >= until {
+        let now = Instant::now();
+        if now >= until {
             return false;
         }
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep((4 * (now - begun)).clamp(PAUSES[0], PAUSES[1]));
     }
 }
 

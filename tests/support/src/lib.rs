@@ -120,7 +120,7 @@ impl Public {
             .expect("a directory in the temporary directory");
         chmod(dir.path(), 0o755);
         let public = Public { dir };
-        public.add(tiexec(), "tiexec", 0o755);
+        public.add(&without_debug_information(), "tiexec", 0o755);
         public
     }
 
@@ -140,6 +140,21 @@ impl Public {
         install(file, &copy, mode);
         copy
     }
+}
+
+/// Returns a copy of `tiexec` for further copies: its debug information is four fifths of the file. Guests have no `strip`.
+fn without_debug_information() -> PathBuf {
+    if installed("strip").is_none() {
+        return tiexec().to_owned();
+    }
+    let made = once("stripped", |place| {
+        let status = std::process::Command::new("strip")
+            .args(["--strip-debug", "-o"])
+            .args([place.join("tiexec").as_path(), tiexec()])
+            .status();
+        assert!(status.expect("strip").success(), "strip {}", tiexec().display());
+    });
+    made.join("tiexec")
 }
 
 /// Copies an executable by `dd`. If this process had the copy open for writing, a child that another test thread forks
