@@ -267,9 +267,15 @@ fn a_rule_acts_on_its_share_of_the_machines() {
 fn where_the_host_splits_huge_pages_a_rule_must_say_that_it_attaches() {
     require!(is_root(), "rules of root's");
     require!(has_guard(), "Linux 6.15");
-    let doctor = ctl(["doctor"]).out();
-    let host = doctor.lines().find(|line| line.contains(" host ")).expect("a line").to_owned();
-    let splits = host.starts_with("warn");
+    for host in ["splits", "whole"] {
+        without_a_decision_on(host);
+    }
+}
+
+/// Lets an agent look at a rule that says nothing of canaries, and at one that does, on this host.
+fn without_a_decision_on(host: &str) {
+    let splits = host == "splits";
+    let there = |run: Run| run.plain().env("TIEXEC_TEST_HOST", host);
     let files = Files::new();
     let (copy, other) = (files.program("hold", 6, "a/one"), files.program("hold", 6, "b/other"));
     files.write("2-silent.toml", &attach_rule("silent", &copy).replace("canary = \"off\"\n", ""));
@@ -279,13 +285,15 @@ fn where_the_host_splits_huge_pages_a_rule_must_say_that_it_attaches() {
     support::child::eventually("it is old enough", || {
         !files.check(&[pid]).out().contains("too_young")
     });
-    let says = files.check(&[pid]).out();
+    let args = ["rules".into(), "check".into()].into_iter().chain(files.args());
+    let check = Run::new(support::tiexecctl(), args.chain([pid.to_string()]));
+    let says = there(check).output().out();
     let left = says.ends_with(
         ": rule silent: observe instead of attach: host_splits; fix: write canary = \"required\" or \"off\" into the rule \
          silent\n",
     );
     assert_eq!(left, splits, "{host}\n{says}");
-    let agent = files.agent();
+    let agent = there(Run::new(support::tiexecd(), files.args())).start();
     eventually_switched(&decided);
     if !splits {
         eventually_switched(&held);

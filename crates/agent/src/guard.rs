@@ -8,7 +8,7 @@
 //!
 //! A Go program handles the signals of a crash and ends with exit status 2, as after a wrong option. So that status counts
 //! only with a fault of the program's before it. A JVM may end with exit status 1, which counts only with its
-//! [report](crate::jvm).
+//! report (`jvm`).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
