@@ -71,6 +71,36 @@ fn a_second_agent_ends_and_a_dead_ones_socket_is_replaced() {
     crate::stop(next);
 }
 
+/// A child of a killed agent has its socket until it ends.
+#[test]
+fn a_child_of_a_dead_agent_keeps_no_other_from_its_socket() {
+    require!(support::is_root(), "only root's agent has a socket");
+    require!(support::installed("python3").is_some(), "no python3");
+    let files = Files::new();
+    crate::stop(files.agent());
+    let socket = "/run/tiexec/agent.sock";
+    let script = "
+import os, signal, socket, sys
+os.unlink(sys.argv[1])
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen()
+print('ready', flush=True)
+if os.fork():
+    sys.stdin.readline()
+    os._exit(7)
+signal.pause()
+";
+    let mut dead = support::Run::new("python3", ["-c", script, socket]).plain().start();
+    dead.wait_line("ready");
+    let second = support::Run::new(support::tiexecd(), files.args()).plain().output();
+    assert!(second.err().contains("another tiexecd listens"), "{second}");
+    dead.write(b"end\n");
+    support::child::eventually("it has ended", || dead.has_ended());
+    assert!(std::os::unix::net::UnixStream::connect(socket).is_ok(), "its child has the socket");
+    crate::stop(files.agent());
+}
+
 /// An agent of an ordinary user has no socket, so only the lock in the state directory excludes the others.
 #[test]
 fn of_several_that_begin_at_once_one_runs() {

@@ -99,7 +99,7 @@ impl Held {
             rule: rule.to_owned(),
             build: made.build,
             of_go: made.is_go.then(|| process.comm.clone()),
-            report_of_jvm: ProcDir::of(self.pid).ok().and_then(|process| Report::of(&process)),
+            report_of_jvm: Report::of(self.pid),
             held: self,
             since: Instant::now(),
         }

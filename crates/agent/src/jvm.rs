@@ -5,41 +5,47 @@
 //! (hotspot/share/utilities/vmError.cpp) writes it to the path of `-XX:ErrorFile=`, or in the working directory, and
 //! in `/tmp` where it cannot.
 //!
-//! The process decides on these paths. So the agent never opens a file there: it looks for a regular file of the
-//! process's user, in a thread, because a file server may not answer.
+//! The process decides on these paths, and on how long an answer takes. So the agent looks in a process of its own, which it ends
+//! after a second, for a regular file of the process's user, and opens none.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::time::{Duration, SystemTime};
 
+use serde::{Deserialize, Serialize};
 use tiexec_core::proc::maps;
+use tiexec_remap::workers::apart;
+use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
 /// The exit status of a JVM that crashed and may not dump core.
 pub(crate) const CRASH: i32 = 1;
 /// The signal for which such a crash counts: with a core dump, the JVM would end by it.
 pub(crate) const SIGNAL: i32 = 6;
-/// The longest wait for an answer of the file systems.
+/// The longest wait for an answer of the process or of the file systems.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Most bytes of a command line in which the option is looked for.
 const COMMAND_LINE: u64 = 1 << 20;
 const OPTION: &[u8] = b"-XX:ErrorFile=";
 
 /// Where the report of one JVM would be.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
-    places: Vec<PathBuf>,
+    places: Vec<OsString>,
     user: u32,
     since: SystemTime,
 }
 
 impl Report {
     /// `None` for a process that is not a JVM, is gone, or has another root or mount namespace than the agent, as in a
-    /// container: its paths lead elsewhere here.
-    pub(crate) fn of(process: &ProcDir) -> Option<Self> {
+    /// container: its paths lead elsewhere here. Also `None` if that cannot be read in time.
+    pub(crate) fn of(pid: Pid) -> Option<Self> {
+        apart(PATIENCE, || Self::read(&ProcDir::of(pid).ok()?)).ok().flatten()
+    }
+
+    fn read(process: &ProcDir) -> Option<Self> {
         let ours = ProcDir::this_process().ok()?;
         let mounts = |process: &ProcDir| process.namespace("ns/mnt").ok();
         if mounts(process)? != mounts(&ours)? || process.link("root").ok()? != b"/" {
@@ -62,31 +68,26 @@ impl Report {
 
     /// Returns whether the report was written since [`of`](Self::of). False if the file systems do not answer.
     pub(crate) fn is_written(&self) -> bool {
-        let (answer, answers) = mpsc::channel();
-        let (places, user, since) = (self.places.clone(), self.user, self.since);
-        std::thread::spawn(move || {
-            let is_it = |place: &PathBuf| {
-                let meta = std::fs::symlink_metadata(place);
-                meta.is_ok_and(|meta| {
-                    let is_new = meta.modified().is_ok_and(|written| written >= since);
-                    meta.is_file() && meta.uid() == user && is_new
-                })
-            };
-            let _nobody_waits = answer.send(places.iter().any(is_it));
-        });
-        answers.recv_timeout(PATIENCE).unwrap_or(false)
+        let is_it = |place: &OsString| {
+            std::fs::symlink_metadata(place).is_ok_and(|meta| {
+                let is_new = meta.modified().is_ok_and(|written| written >= self.since);
+                meta.is_file() && meta.uid() == self.user && is_new
+            })
+        };
+        apart(PATIENCE, || self.places.iter().any(is_it)).unwrap_or(false)
     }
 }
 
 /// Returns where a JVM with this command line, working directory and PID writes its report.
-fn places(command: &[u8], directory: &Path, pid: &str) -> Vec<PathBuf> {
+fn places(command: &[u8], directory: &Path, pid: &str) -> Vec<OsString> {
     let name = format!("hs_err_pid{pid}.log");
     let mut words = command.split(|&byte| byte == 0);
     let chosen = words.rfind(|word| word.starts_with(OPTION)).map(|word| {
         let file = expand(&word[OPTION.len()..], pid);
         directory.join(OsStr::from_bytes(&file))
     });
-    chosen.into_iter().chain([directory.join(&name), Path::new("/tmp").join(&name)]).collect()
+    let usual = [directory.join(&name), Path::new("/tmp").join(&name)];
+    chosen.into_iter().chain(usual).map(PathBuf::into_os_string).collect()
 }
 
 /// Puts the PID in the place of `%p`, and `%` in that of `%%`.
@@ -114,7 +115,7 @@ mod tests {
     #[test]
     fn the_report_is_where_the_option_says_or_by_default() {
         let of = |command: &[u8]| places(command, Path::new("/srv/app"), "7");
-        let usual = ["/srv/app/hs_err_pid7.log", "/tmp/hs_err_pid7.log"].map(PathBuf::from);
+        let usual = ["/srv/app/hs_err_pid7.log", "/tmp/hs_err_pid7.log"];
         assert_eq!(of(b"java\0-jar\0a.jar\0"), usual);
         for (option, file) in [
             ("/var/log/e.log", "/var/log/e.log"),
@@ -125,7 +126,7 @@ mod tests {
             // The JVM takes the last one.
             let command = format!("java\0-XX:ErrorFile=/no\0-XX:ErrorFile={option}\0Main\0");
             let [first, rest @ ..] = &*of(command.as_bytes()) else { panic!("no place") };
-            assert_eq!(first, Path::new(file));
+            assert_eq!(first, file);
             assert_eq!(rest, usual);
         }
     }

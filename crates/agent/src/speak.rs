@@ -17,6 +17,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use tiexec_remap::files;
 use tiexec_remap::trusted_directory::{self, Rule, Trust};
 use tiexec_sys::peer;
+use tiexec_sys::procfs::ProcDir;
 
 /// The directory of the socket, in which only root can create names.
 const DIRECTORY: &str = "/run/tiexec";
@@ -64,13 +65,25 @@ fn directory() -> Result<OwnedFd, String> {
     }
 }
 
-/// Opens the socket. The socket of an ended agent refuses connections (unix(7)), so this function replaces it.
+/// Returns whether an agent listens at the socket. The children of an agent that was killed have its socket, too, until they
+/// end a moment later. So the process that called listen(2) must live. One in a PID namespace that this process does not see
+/// counts as living.
+fn another_listens() -> bool {
+    let Ok(stream) = UnixStream::connect(SOCKET) else { return false };
+    let lives = |pid| {
+        let status = ProcDir::of(pid).and_then(|process| process.status());
+        status.is_ok_and(|status| status.has_mm)
+    };
+    peer::credentials(stream.as_fd()).is_ok_and(|(pid, _)| pid.is_none_or(lives))
+}
+
+/// Opens the socket, in place of that of an ended agent.
 ///
 /// # Errors
 /// Another agent listens there, another user could have replaced the directory, or the socket cannot be made.
 pub(crate) fn listen() -> Result<UnixListener, NoSocket> {
     let directory = directory()?;
-    if UnixStream::connect(SOCKET).is_ok() {
+    if another_listens() {
         return Err(NoSocket::Another);
     }
     Ok(listen_in(&directory, NAME, 0o660, group())?)
