@@ -92,6 +92,7 @@ impl Held {
         whose: Option<Whose>,
         rule: &str,
         made: Made,
+        report_of_jvm: Option<Report>,
     ) -> Watched {
         Watched {
             whose,
@@ -99,7 +100,7 @@ impl Held {
             rule: rule.to_owned(),
             build: made.build,
             of_go: made.is_go.then(|| process.comm.clone()),
-            report_of_jvm: Report::of(self.pid),
+            report_of_jvm,
             held: self,
             since: Instant::now(),
         }

@@ -15,10 +15,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
-use tiexec_core::proc::maps;
 use tiexec_remap::workers::apart;
-use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Pid, areas};
 
 /// The exit status of a JVM that crashed and may not dump core.
 pub(crate) const CRASH: i32 = 1;
@@ -30,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const COMMAND_LINE: u64 = 1 << 20;
 const OPTION: &[u8] = b"-XX:ErrorFile=";
 
-/// Where the report of one JVM would be.
+/// The places in which one JVM may write its report.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report {
     places: Vec<OsString>,
@@ -39,19 +38,18 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// `None` for a process that is not a JVM, is gone, or has another root or mount namespace than the agent, as in a
-    /// container: its paths lead elsewhere here. Also `None` if that cannot be read in time.
-    pub(crate) fn of(pid: Pid) -> Option<Self> {
-        apart(PATIENCE, || Self::read(&ProcDir::of(pid).ok()?)).ok().flatten()
+    /// As [`of`](Self::of), in a process of its own. Also `None` if that cannot be read in time.
+    pub(crate) fn of_apart(pid: Pid) -> Option<Self> {
+        apart(PATIENCE, || Self::of(&ProcDir::of(pid).ok()?)).ok().flatten()
     }
 
-    fn read(process: &ProcDir) -> Option<Self> {
-        let ours = ProcDir::this_process().ok()?;
-        let mounts = |process: &ProcDir| process.namespace("ns/mnt").ok();
-        if mounts(process)? != mounts(&ours)? || process.link("root").ok()? != b"/" {
+    /// `None` for a process that is not a JVM, is gone, or has another root or mount namespace than the agent, as in a
+    /// container: its paths lead elsewhere here. The process decides how long this takes.
+    pub(crate) fn of(process: &ProcDir) -> Option<Self> {
+        if !process.has_our_mounts() || process.link("root").ok()? != b"/" {
             return None;
         }
-        let vmas = maps::parse(&process.read("maps").ok()?).ok()?;
+        let vmas = areas::vmas(process).ok()?;
         if !vmas.iter().any(|vma| vma.path().ends_with(b"/libjvm.so")) {
             return None;
         }
@@ -78,7 +76,7 @@ impl Report {
     }
 }
 
-/// Returns where a JVM with this command line, working directory and PID writes its report.
+/// Returns where a JVM with this command line, working directory and PID may write its report.
 fn places(command: &[u8], directory: &Path, pid: &str) -> Vec<OsString> {
     let name = format!("hs_err_pid{pid}.log");
     let mut words = command.split(|&byte| byte == 0);

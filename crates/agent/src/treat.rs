@@ -27,6 +27,7 @@ use tiexec_remap::{Failure, open_exe};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas};
 
+use crate::jvm::Report;
 use crate::off;
 use crate::rules::{Action, Rule};
 use crate::state::{Build, State, Whose};
@@ -102,8 +103,16 @@ pub(crate) struct Made {
     pub(crate) is_go: bool,
 }
 
-/// A program as the agent knows it: its file, and what that is.
-pub(crate) type Program = (FileState, Made);
+/// The program of a process whose work began.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Program {
+    /// Its file.
+    pub(crate) file: FileState,
+    /// What the file is.
+    pub(crate) made: Made,
+    /// Where a JVM would report a crash.
+    pub(crate) report_of_jvm: Option<Report>,
+}
 
 /// Everything that is known about the work on one process.
 #[derive(Debug, Default)]
@@ -273,7 +282,7 @@ fn one(
                 return Outcome { text_bytes, ..Outcome::of("not_better", detail) };
             }
             Standing::Unknown => {
-                note((file, made));
+                note(Program { file, made, report_of_jvm: None });
                 let detail = "no canary has found this build to be better on this machine";
                 return Outcome { text_bytes, ..Outcome::of("canary_required", detail) };
             }
@@ -300,7 +309,8 @@ fn one(
         return Outcome { text_bytes, ..Outcome::of("reverted", detail) };
     }
     // From now on the process may be changed.
-    note((file, made));
+    let report_of_jvm = Report::of(&locked.target.process);
+    note(Program { file, made, report_of_jvm });
     attach(&locked, settings, job.start_is_over, images)
 }
 
@@ -396,7 +406,7 @@ fn text_bytes(process: &ProcDir) -> u64 {
 fn build_of(
     process: &ProcDir,
     known: &dyn Fn(&FileState) -> Option<Made>,
-) -> Result<Program, Failure> {
+) -> Result<(FileState, Made), Failure> {
     let exe = open_exe(process)?;
     let meta = exe.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
     let file = FileState {

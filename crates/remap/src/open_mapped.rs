@@ -105,9 +105,7 @@ fn by_path(process: &ProcDir, vma: &Vma, trusted: bool) -> Result<PathFile, Fail
         let what = format!("{}: {what}", vma.path().shown());
         Failure::new(FailureKind::FileGone, what)
     };
-    let mounts = |process: &ProcDir| process.namespace("ns/mnt").ok();
-    let ours = ProcDir::this_process().ok();
-    if ours.as_ref().and_then(mounts).is_none_or(|ours| mounts(process) != Some(ours)) {
+    if !process.has_our_mounts() {
         return Err(refused(
             "the process is in another mount namespace, and only root of the machine may take a file from its mapping",
         ));

@@ -120,6 +120,13 @@ impl ProcDir {
         self.read_of(tid, "status").map(|text| status::parse(&text))
     }
 
+    /// Returns whether the process is in the mount namespace of this one. False if either cannot be read.
+    pub fn has_our_mounts(&self) -> bool {
+        let mounts = |process: &Self| process.namespace("ns/mnt").ok();
+        let ours = Self::this_process().ok().as_ref().and_then(mounts);
+        ours.is_some() && mounts(self) == ours
+    }
+
     /// Returns the inode number of one of the process's namespaces, such as `ns/pid`; 0 if the kernel has no such
     /// namespaces.
     ///

@@ -20,6 +20,7 @@ use tiexec_sys::procfs::ProcDir;
 use super::children::{spawn, tiexecctl};
 use super::{Agent, Level};
 use crate::guard::Held;
+use crate::jvm::Report;
 use crate::measure::Measure;
 use crate::processes::{Process, every};
 use crate::state::Build;
@@ -236,7 +237,8 @@ impl Agent<'_> {
     fn watch_member(&mut self, pid: Pid, facts: &Process, of: &Unproved) {
         if let Some(held) = Held::of(pid, facts.identity) {
             let whose = (!facts.counts_for_all()).then(|| facts.whose());
-            self.watch(held.watch(facts, whose, &of.rule, of.made.clone()));
+            let report = Report::of_apart(pid);
+            self.watch(held.watch(facts, whose, &of.rule, of.made.clone(), report));
         }
     }
 

@@ -18,7 +18,7 @@ use crate::guard::Held;
 use crate::metrics::Share;
 use crate::rules::{Action, Rule};
 use crate::state::{Whose, now};
-use crate::treat::{self, FileState, Given, Job, Made, Outcome, Running, Told};
+use crate::treat::{self, FileState, Given, Job, Made, Outcome, Program, Running, Told};
 
 /// Most processes in one batch. Between two batches the agent checks crashes and the state.
 const BATCH: usize = 16;
@@ -306,14 +306,14 @@ impl Agent<'_> {
         let (payer, program) = (one.payer(), one.program());
         let Wanted { pid, facts, by: _ } = one;
         let Under { name, action, measures } = under;
-        let made = told.program.as_ref().map(|(_, made)| made.clone());
-        if let Some((file, made)) = told.program {
+        let made = told.program.as_ref().map(|program| program.made.clone());
+        if let Some(Program { file, made, report_of_jvm }) = told.program {
             if self.builds.len() >= MOST_BUILDS {
                 self.builds.clear();
             }
             self.builds.insert(file, made.clone());
             if !matches!(&told.outcome, Some(Ok(outcome)) if !outcome.switched) {
-                self.watch(hold.watch(&facts, payer.clone(), &name, made));
+                self.watch(hold.watch(&facts, payer.clone(), &name, made, report_of_jvm));
                 if self.first.len() >= MOST_FIRST {
                     self.first.clear();
                 }
