@@ -7,7 +7,7 @@ use tiexec_agent::off;
 use super::attach;
 use super::status::agent::Agent;
 use crate::exit;
-use crate::options::{AgentCommand, Revert};
+use crate::options::{AgentCommand, Common, Revert};
 use crate::stdio::warn;
 
 /// The longest wait until the agent obeys the drain, because its work on one program may take 30 s.
@@ -30,7 +30,11 @@ fn drain() -> u8 {
         warn(format_args!("cannot tell whether the agent has stopped its work: {why}"));
         return exit::FAILED;
     }
-    let status = attach::run_revert(&Revert { all: true, temporary: true, ..Revert::default() });
+    let status = attach::run_revert(&Revert {
+        all: true,
+        common: Common { temporary: true, ..Common::default() },
+        ..Revert::default()
+    });
     warn("tiexecd begins nothing until `tiexecctl agent resume`, or the next boot");
     status
 }

@@ -12,6 +12,30 @@ use crate::setting_options::{OfAttach, SettingOptions};
 /// The settings that options of `tiexecctl attach` say.
 pub type AttachSettings = SettingOptions<OfAttach>;
 
+/// The options that `tiexecctl attach` and `tiexecctl revert` have in common.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Common {
+    /// Show each process, also where several have the same outcome
+    #[arg(long)]
+    pub each: bool,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print errors only
+    #[arg(short, long, conflicts_with = "json")]
+    pub quiet: bool,
+
+    /// Only if the process began at this time (field 22 of /proc/PID/stat)
+    #[arg(long, value_name = "TICKS", hide = true)]
+    pub started_at: Option<u64>,
+
+    /// TiExec itself undoes it later
+    #[arg(long, hide = true)]
+    pub temporary: bool,
+}
+
 /// The options of `tiexecctl attach`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Attach {
@@ -37,25 +61,9 @@ pub struct Attach {
     #[arg(long, conflicts_with_all = ["dry_run", "follow", "settle", "max-huge-pages"])]
     pub wait_exec: bool,
 
-    /// Show each process, also where several have the same outcome
-    #[arg(long)]
-    pub each: bool,
-
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-
-    /// Print errors only
-    #[arg(short, long, conflicts_with = "json")]
-    pub quiet: bool,
-
-    /// Only if the process began at this time (field 22 of /proc/PID/stat)
-    #[arg(long, value_name = "TICKS", hide = true)]
-    pub started_at: Option<u64>,
-
-    /// TiExec itself undoes it later
-    #[arg(long, hide = true)]
-    pub temporary: bool,
+    /// The options that both commands have.
+    #[command(flatten)]
+    pub common: Common,
 }
 
 impl Attach {
@@ -68,11 +76,7 @@ impl Attach {
             for_: None,
             dry_run,
             wait_exec: false,
-            each: false,
-            json,
-            quiet,
-            started_at: None,
-            temporary: false,
+            common: Common { json, quiet, ..Common::default() },
         }
     }
 }
@@ -92,25 +96,9 @@ pub struct Revert {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Show each process, also where several have the same outcome
-    #[arg(long)]
-    pub each: bool,
-
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-
-    /// Print errors only
-    #[arg(short, long, conflicts_with = "json")]
-    pub quiet: bool,
-
-    /// Only if the process began at this time (field 22 of /proc/PID/stat)
-    #[arg(long, value_name = "TICKS", hide = true)]
-    pub started_at: Option<u64>,
-
-    /// TiExec itself undoes it later
-    #[arg(long, hide = true)]
-    pub temporary: bool,
+    /// The options that both commands have.
+    #[command(flatten)]
+    pub common: Common,
 
     /// Wait first, in milliseconds
     #[arg(long, value_name = "MS", hide = true)]

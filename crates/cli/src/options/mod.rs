@@ -8,7 +8,7 @@ mod services;
 mod targets;
 
 pub use agent::{AgentCommand, AgentFiles, Daemon, Quarantine, RulesCommand};
-pub use attach::{Attach, AttachSettings, Revert};
+pub use attach::{Attach, AttachSettings, Common, Revert};
 pub use files::{StoreCommand, Warm};
 pub use measure::{Advise, Bench, Canary, CanaryCommand, ReportPage, Scan, Top};
 pub use services::{Disable, Enable};
@@ -188,8 +188,8 @@ impl CtlCommand {
             Self::Advise(Advise { targets, .. }) => (targets, false),
             Self::Canary(canary) => (&mut canary.targets, false),
             Self::Report(report) if !report.is_of_file() => (&mut report.targets, false),
-            Self::Attach(Attach { targets, quiet, .. })
-            | Self::Revert(Revert { targets, quiet, .. }) => (targets, *quiet),
+            Self::Attach(Attach { targets, common, .. })
+            | Self::Revert(Revert { targets, common, .. }) => (targets, common.quiet),
             _ => return None,
         })
     }

@@ -37,7 +37,7 @@ use super::progress::{Progress, sampling, who};
 use super::targets::{failed, failed_of, fix_of, named, select, selected, targets};
 use super::told;
 use crate::exit;
-use crate::options::{Attach, Revert};
+use crate::options::{Attach, Common, Revert};
 use crate::settings;
 use crate::stdio::{and_fix, warn};
 
@@ -58,7 +58,7 @@ pub(crate) fn run(options: &Attach) -> u8 {
             return exit::USAGE;
         }
     };
-    let Attach { targets, each: each_one, json, quiet, .. } = options;
+    let Attach { targets, common: Common { each: each_one, json, quiet, .. }, .. } = options;
     let job = |count: usize, hot| {
         // A unit may end the attach at any time: what is done by then has been said.
         let each_one = *each_one || options.wait_exec;
@@ -75,13 +75,13 @@ pub(crate) fn run(options: &Attach) -> u8 {
     }
     let many = Many {
         named: named(&options.targets),
-        quiet: options.quiet,
+        quiet: options.common.quiet,
         after_interrupt: (!options.dry_run)
             .then(|| format!("undo: {}", revert_command(options.targets.words()))),
         ..ATTACH
     };
     if let Some(budget) = settings.max_huge_pages {
-        let (mut progress, begun) = (Progress::unless(options.quiet), Instant::now());
+        let (mut progress, begun) = (Progress::unless(options.common.quiet), Instant::now());
         let what = who(&pids);
         let shows = |time, samples| progress.at(|| sampling(&what, begun, time, samples));
         let hot = match Hot::sample(&pids, budget, &settings, options.dry_run, shows) {
@@ -144,11 +144,11 @@ impl Job<'_> {
                 return Some(failed_of("attach to", pid, &failure, &options.targets).into());
             }
         };
-        (locked.search, locked.temporary) = (turn.search, options.temporary);
-        if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
+        (locked.search, locked.temporary) = (turn.search, options.common.temporary);
+        if options.common.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
             return Some(exit::GONE.into());
         }
-        say_if_unlocked(&locked, options.quiet);
+        say_if_unlocked(&locked, options.common.quiet);
         let done = match hot {
             Some(hot) => hot.treat_once(&locked, images),
             None => policy(settings, options.dry_run)
@@ -182,7 +182,7 @@ impl Job<'_> {
         if treated.report.huge_bytes > 0 {
             let split = thp::pages().and_then(host_pages::are_split);
             treated.report.host_splits = split;
-            if split == Some(true) && !options.quiet {
+            if split == Some(true) && !options.common.quiet {
                 warn_of_host(&locked);
             }
         }
@@ -242,7 +242,7 @@ fn settings_of(options: &Attach) -> Result<Settings, String> {
     // Only options can request later work. Other sources are ignored here, so that an attach returns unless the user
     // asked it to stay.
     let later = options.settings.alone();
-    let said = options.settings.clone().and(options.quiet.then_some(("quiet", None)));
+    let said = options.settings.clone().and(options.common.quiet.then_some(("quiet", None)));
     Ok(Settings {
         follow: later.follow,
         settle: later.settle,
@@ -271,7 +271,7 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
             Err(status) => return status,
         }
     };
-    let Revert { each: each_one, json, quiet, .. } = *options;
+    let Common { each: each_one, json, quiet, .. } = options.common;
     let printer = Printer::new(&options.targets, pids.len(), each_one, json, quiet);
     let one = |pid, pool: &mut Pool, turn| revert_one(pid, options, &printer, pool, turn);
     let words = if options.all { vec!["--all".into()] } else { options.targets.words() };
@@ -313,8 +313,9 @@ pub(crate) fn switch(
     until: Option<Instant>,
 ) -> u8 {
     let is_late = || until.is_some_and(|until| Instant::now() >= until);
+    let common = Common { quiet: true, temporary, ..Common::default() };
     let Some(settings) = settings else {
-        let options = Revert { quiet: true, temporary, ..Revert::default() };
+        let options = Revert { common, ..Revert::default() };
         let printer = Printer::silent(&options.targets);
         return each(
             &Many { quiet: true, ..REVERT },
@@ -326,7 +327,7 @@ pub(crate) fn switch(
             },
         );
     };
-    let options = &Attach { quiet: true, temporary, ..Attach::default() };
+    let options = &Attach { common, ..Attach::default() };
     let job = Job { options, settings, hot: None, printer: Printer::silent(&options.targets) };
     let mut images = Images::default();
     each(&Many { quiet: true, ..ATTACH }, pids, &job.printer, |pid, pool, turn| match is_late() {
@@ -537,11 +538,11 @@ fn revert_one(
         Ok(locked) => locked,
         Err(failure) => return refused(failure),
     };
-    (locked.search, locked.temporary) = (turn.search, options.temporary);
-    if options.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
+    (locked.search, locked.temporary) = (turn.search, options.common.temporary);
+    if options.common.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
         return Some(exit::GONE.into());
     }
-    say_if_unlocked(&locked, options.quiet);
+    say_if_unlocked(&locked, options.common.quiet);
     let reverted = match locked.revert_once(options.dry_run) {
         Ok(reverted) => reverted,
         Err(failure) if turn.comes_again(&failure) => return None,

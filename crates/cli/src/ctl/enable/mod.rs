@@ -24,7 +24,7 @@ use tiexec_sys::thp;
 use super::targets::select;
 use super::{attach, print, told};
 use crate::exit;
-use crate::options::{Attach, Ctl, CtlCommand, Disable, Enable, Revert, Targets};
+use crate::options::{Ctl, CtlCommand, Disable, Enable, Revert, Targets};
 use crate::stdio::{answer, warn};
 
 const PARTS: [Part; 2] = [Part::Attach, Part::Warm];
@@ -562,7 +562,10 @@ fn attach_now(manager: Manager, unit: &str, enable: &Enable) -> u8 {
     let json = enable.json;
     each_active(manager, unit, json, |unit| {
         match attach_command(manager, unit, &enable.options, false) {
-            Ok(CtlCommand::Attach(options)) => attach::run(&Attach { json, ..options }),
+            Ok(CtlCommand::Attach(mut options)) => {
+                options.common.json = json;
+                attach::run(&options)
+            }
             Ok(_) => exit::USAGE,
             Err(error) => answer(error, exit::USAGE, exit::FAILED),
         }
