@@ -14,7 +14,7 @@ use support::{Fresh, Kind, Run, program, require};
 fn struck(copy: &Fresh, fault: &str, pieces: usize, places: &mut BTreeSet<bool>) -> bool {
     let report = copy.dir().join("report");
     let mut complete = launched(copy, fault, pieces, places, &report);
-    // One program in 512 lies at a congruent place by chance, so that there is no move in which to die.
+    // One program in 512 lies at a congruent place by chance. Then nothing is moved, and no step can fail.
     let moved = || std::fs::read_to_string(&report).is_ok_and(|r| r.contains("\"rebased\":true"));
     if complete && !moved() {
         complete = launched(copy, fault, pieces, places, &report);

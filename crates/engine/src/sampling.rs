@@ -11,7 +11,6 @@ use tiexec_remap::{headroom, host_pages};
 use tiexec_sys::perf_sampler::{Clock, Heirs, Sampler, Woken};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, jump_timing, process};
-use tiexec_tracee::clock;
 use tiexec_tracee::threads;
 
 /// How often the buffers are emptied.
@@ -243,14 +242,9 @@ pub fn miss_time(pages: Pages) -> MissTime {
     }
     jump_timing::measure(pages).map_or(MissTime::USUAL, |times| {
         MissTime::of_jumps(times.iter().map(|times| (times.base_ns, times.huge_ns)))
-            .on_host(splits(pages))
+            // Sampling changes nothing, so the answer is not recorded.
+            .on_host(host_pages::measure(pages) == Some(true))
     })
-}
-
-/// Returns whether the host splits huge pages. Records nothing, because sampling changes nothing.
-fn splits(pages: Pages) -> bool {
-    let measured = || host_pages::timings(pages).ok()?.verdict().are_split();
-    clock::planted_host().or_else(measured) == Some(true)
 }
 
 /// Returns a process id as records have it.

@@ -31,14 +31,18 @@ pub fn are_split(pages: Pages) -> Option<bool> {
     *ANSWER.get_or_init(|| known().or_else(|| measured(pages)))
 }
 
-/// Measures whether the host splits huge pages, and records the answer; `None` if that cannot be decided.
+/// As [`measure`], and records what it measured.
 pub fn measured(pages: Pages) -> Option<bool> {
-    if let Some(planted) = clock::planted_host() {
-        return Some(planted);
+    let split = measure(pages)?;
+    if clock::planted_host().is_none() {
+        record(split);
     }
-    let split = timings(pages).ok()?.verdict().are_split()?;
-    record(split);
     Some(split)
+}
+
+/// Measures whether the host splits huge pages, and records nothing; `None` if that cannot be decided.
+pub fn measure(pages: Pages) -> Option<bool> {
+    clock::planted_host().or_else(|| timings(pages).ok()?.verdict().are_split())
 }
 
 /// Measures how the host maps huge pages, and records nothing.

@@ -10,7 +10,7 @@ use tiexec_core::addr::Pages;
 
 use crate::arch;
 use crate::error::{Errno, SysError};
-use crate::timed_copy::{TimedCopy, without_pattern};
+use crate::timed_copy::{TimedCopy, without_pattern, zeroes};
 
 /// Nanoseconds for a jump to another page, the best of several rounds.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -23,7 +23,7 @@ pub struct JumpTimes {
 
 /// The most measurements, each in other memory.
 const COPIES: usize = 5;
-/// So many measurements are enough if they agree.
+/// The fewest measurements, which are enough if they agree.
 const ENOUGH: usize = 3;
 /// Measurements agree if the gains of a jump differ by at most this share of the greatest.
 const DIFFER: f64 = 0.2;
@@ -102,10 +102,7 @@ fn chain(page: usize) -> Result<(Vec<u8>, usize), SysError> {
     let place = |page_index: usize| {
         page_index * page + if page_index == 0 { 0 } else { page_index % 61 * 64 }
     };
-    let mut code = Vec::new();
-    code.try_reserve_exact(LEN)
-        .map_err(|_none| SysError { call: "malloc", errno: Errno::NOMEM })?;
-    code.resize(LEN, 0);
+    let mut code = zeroes(LEN)?;
     let mut put = |at: usize, bytes: &[u8]| code[at..at + bytes.len()].copy_from_slice(bytes);
     for pair in order.windows(2) {
         let (from, to) = (place(pair[0]), place(pair[1]));
@@ -145,7 +142,7 @@ mod tests {
         };
         assert!(!agree(&gains(&[])) && !agree(&gains(&[10.0, 10.0])));
         assert!(agree(&gains(&[10.0, 8.5, 9.0])) && !agree(&gains(&[10.0, 7.0, 9.0])));
-        // Where huge pages gain nothing, the differences are noise.
+        // If huge pages gain nothing, the differences are noise.
         assert!(agree(&gains(&[0.0, 0.0, 0.0])) && !agree(&gains(&[0.1, -0.1, 0.0])));
     }
 

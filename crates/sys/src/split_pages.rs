@@ -21,7 +21,7 @@ use tiexec_core::addr::Pages;
 use crate::arch;
 use crate::error::{Errno, SysError};
 use crate::process;
-use crate::timed_copy::{TimedCopy, without_order, without_pattern};
+use crate::timed_copy::{TimedCopy, without_order, without_pattern, zeroes};
 
 /// Nanoseconds for a step to another place, the best of several rounds. A step is a load that waits for the load before
 /// it, or a jump that the processor cannot predict.
@@ -35,7 +35,7 @@ pub struct StepTimes {
     pub huge_ns: f64,
 }
 
-/// What shows how the host maps huge pages. Each measurement of a list is made in other memory.
+/// The times that show how the host maps huge pages. Each one of a list was measured in other memory.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Timings {
     /// Loads, from more places than the first level of the data TLB has entries.
@@ -44,7 +44,7 @@ pub struct Timings {
     pub jumps: Vec<StepTimes>,
 }
 
-/// What the host does to huge pages of this machine.
+/// The way in which the host maps huge pages of this machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HostPages {
     /// The host leaves them whole.
@@ -200,11 +200,7 @@ fn chain(len: usize, base: usize, count: usize) -> Result<Vec<u8>, SysError> {
         .into_iter()
         .map(|index| index * APART * base + index % lines * LINE)
         .collect();
-    let mut bytes = Vec::new();
-    bytes
-        .try_reserve_exact(len)
-        .map_err(|_none| SysError { call: "malloc", errno: Errno::NOMEM })?;
-    bytes.resize(len, 0);
+    let mut bytes = zeroes(len)?;
     for (index, &place) in places.iter().enumerate() {
         let next = places[(index + 1) % count];
         bytes[place..place + 8].copy_from_slice(&(next as u64).to_ne_bytes());
@@ -249,13 +245,10 @@ struct Jumps {
 impl Jumps {
     /// Makes text with one place in each piece of `apart` bytes.
     fn new(apart: usize, pages: Pages, huge: bool) -> Result<Self, SysError> {
-        let nomem = |_none| SysError { call: "malloc", errno: Errno::NOMEM };
         let overflow = |_| SysError { call: "measure", errno: Errno::INVAL };
         let pmd = usize::try_from(pages.pmd.bytes()).map_err(overflow)?;
         let len = (PLACES * apart).next_multiple_of(pmd);
-        let mut code = Vec::new();
-        code.try_reserve_exact(len).map_err(nomem)?;
-        code.resize(len, 0);
+        let mut code = zeroes(len)?;
         // Each place is in another set of the cache than its neighbours. A divisor of the number of pieces would repeat the
         // address bits of the piece, which caches fold into the same set.
         let lines = (apart / LINE).saturating_sub(3).max(1);

@@ -65,6 +65,18 @@ impl TimedCopy {
     }
 }
 
+/// Returns `len` bytes of zero.
+///
+/// # Errors
+/// ENOMEM under a limit on address space.
+pub(crate) fn zeroes(len: usize) -> Result<Vec<u8>, SysError> {
+    let mut bytes = Vec::new();
+    let reserved = bytes.try_reserve_exact(len);
+    reserved.map_err(|_none| SysError { call: "malloc", errno: Errno::NOMEM })?;
+    bytes.resize(len, 0);
+    Ok(bytes)
+}
+
 /// Returns the numbers below `count` in an order without pattern, the same every time. The first is 0.
 pub(crate) fn without_pattern(count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();

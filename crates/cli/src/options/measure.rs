@@ -144,9 +144,8 @@ fn parse_option(text: &str) -> Result<String, String> {
     let is_short = name.starts_with('-') && !name.starts_with("--");
     let other = ["--pid", "--dry-run", "--help", "--version"];
     if !text.starts_with('-') || text == "-" || text == "--" {
-        return Err(
-            "it is no option: it does not begin with -; fix: --option=--edges=pad".to_owned()
-        );
+        return Err("it does not begin with -, so it is not an option; fix: --option=--edges=pad"
+            .to_owned());
     }
     if other.contains(&name) || (is_short && name.contains(['p', 'h', 'V'])) {
         return Err(format!(
@@ -256,7 +255,7 @@ pub enum CanaryCommand {
 
 fn parse_keep_above(text: &str) -> Result<f64, String> {
     let ratio = text.parse().ok().filter(|ratio| (1.0..=2.0).contains(ratio));
-    ratio.ok_or_else(|| format!("{text:?} is no ratio from 1 to 2, such as 1.005"))
+    ratio.ok_or_else(|| format!("{text:?} is not a ratio from 1 to 2, such as 1.005"))
 }
 
 /// The options of `tiexecctl report`.

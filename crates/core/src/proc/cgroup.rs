@@ -106,7 +106,7 @@ pub struct UserUnit {
 
 impl Units {
     /// Returns the service that the process belongs to, and whether it is one of this user's own manager; `None` if the
-    /// innermost unit is no service, or belongs to the manager of another user.
+    /// innermost unit is not a service, or belongs to the manager of another user.
     pub fn service_for(&self, uid: u32) -> Option<(&str, bool)> {
         let (name, is_own) = match &self.user {
             None => (&self.system, false),
