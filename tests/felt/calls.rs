@@ -2,10 +2,12 @@
 //! timeout that ends early, beside what its own signals explain. The rows are those of
 //! `docs/design/interrupted-calls.md`.
 
+use support::attaching::switched;
+use support::child::{eventually, state};
 use support::extent::is_whole;
 use support::require_of_machine;
 
-use crate::looping::{ALL_SIGNALS, Busy, Looping, in_turn};
+use crate::looping::{ALL_SIGNALS, Busy, Looping, Signals, in_turn};
 
 /// Attaches and reverts by turns. `make soak` does it with each kind of signals, while no, one and four other processes
 /// compete with the program. `make test` takes one of each for a row, but never four processes: the other tests compete there.
@@ -20,6 +22,21 @@ fn unfelt(row: &'static str) {
         }
         looping.end(0);
     }
+}
+
+/// A stopped program that SIGCONT lets go on, after TiExec has looked and before it traces, is in its next call by then.
+#[test]
+fn continued() {
+    let mut looping = Looping::new("recvmmsg", Signals::Quiet);
+    let pid = looping.pid();
+    for _ in 0..support::rounds(3) {
+        looping.signal(libc::SIGSTOP);
+        eventually("the program stands", || state(pid) == Some('T'));
+        let run = if switched(pid) == 0 { looping.attach_run() } else { looping.revert_run() };
+        looping.did(&run.env("TIEXEC_FAULT", "continue-before-seize:1").output());
+        assert_ne!(state(pid), Some('T'), "nobody sent SIGCONT");
+    }
+    looping.end(0);
 }
 
 /// The list of calls names each row.

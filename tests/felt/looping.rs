@@ -16,9 +16,11 @@ pub(crate) enum Signals {
     Restart,
     /// Their handlers have no SA_RESTART.
     Interrupt,
+    /// Only those that the test sends. Their handlers have no SA_RESTART.
+    Quiet,
 }
 
-/// All of them.
+/// All that come at random moments, and none.
 pub(crate) const ALL_SIGNALS: [Signals; 3] = [Signals::No, Signals::Restart, Signals::Interrupt];
 
 /// Returns all kinds in `make soak`. `make test` gets one of them, so that the rows together have all kinds.
@@ -36,6 +38,7 @@ impl Signals {
             Signals::No => "none",
             Signals::Restart => "restart",
             Signals::Interrupt => "interrupt",
+            Signals::Quiet => "quiet",
         }
     }
 }
@@ -84,6 +87,11 @@ impl Looping {
     /// The process.
     pub(crate) fn pid(&self) -> i32 {
         self.held.pid()
+    }
+
+    /// Sends the program a signal.
+    pub(crate) fn signal(&self, signal: i32) {
+        self.held.signal(signal);
     }
 
     /// An attach to the program, not yet started.

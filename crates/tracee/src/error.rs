@@ -56,6 +56,9 @@ pub enum TraceError {
     /// The tracee did not come to a stop in time.
     #[error("the thread did not stop in time")]
     Late,
+    /// SIGCONT let the thread go on before it was traced. It runs, and is detached when the calling thread ends.
+    #[error("SIGCONT let the thread go on")]
+    Continued,
     /// The thread runs 32-bit code, or is in one of its system calls.
     #[error("it runs 32-bit code, or makes a system call as such")]
     Foreign,

@@ -1,11 +1,13 @@
 //! Kills this process, or fails calls, for the tests: `TIEXEC_FAULT=die-after-setregs:N`, `die-after-stop:N`,
-//! `die-after-write:N`, `die-after-setmask:N`, `fail-call:N`, or `stand-after-stop:N`, which stops this process
-//! there until SIGCONT.
+//! `die-after-write:N`, `die-after-setmask:N`, `fail-call:N`, `stand-after-stop:N`, which stops this process
+//! there until SIGCONT, or `continue-before-seize:N`, which lets the tracee go on after a stopping signal.
 //!
 //! Only in builds with the feature `fault-injection`; in others these functions are empty.
 
 #[cfg(feature = "fault-injection")]
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use tiexec_sys::Pid;
 
 use crate::arch::Call;
 
@@ -39,6 +41,15 @@ pub(crate) fn at(point: Point) {
     }
 }
 
+/// Sends SIGCONT to the thread that is about to be seized.
+#[cfg(feature = "fault-injection")]
+pub(crate) fn before_seize(tid: Pid) {
+    if is_due(6, "continue-before-seize") {
+        let _gone = tiexec_sys::process::signal_thread(tid, tid, tiexec_sys::c::SIGCONT);
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
 /// Returns whether the next remote call must fail, as if the kernel refused it, and not be made.
 #[cfg(feature = "fault-injection")]
 pub(crate) fn fails_call() -> bool {
@@ -63,7 +74,7 @@ pub(crate) fn in_batch(call: Call) -> Call {
 
 #[cfg(feature = "fault-injection")]
 fn is_due(index: usize, name: &str) -> bool {
-    static SEEN: [AtomicU32; 6] = [const { AtomicU32::new(0) }; 6];
+    static SEEN: [AtomicU32; 7] = [const { AtomicU32::new(0) }; 7];
     let seen = SEEN[index].fetch_add(1, Ordering::Relaxed) + 1;
     let Ok(wish) = std::env::var("TIEXEC_FAULT") else { return false };
     wish.split_once(':').is_some_and(|(at, n)| at == name && n.parse() == Ok(seen))
@@ -78,6 +89,9 @@ pub(crate) fn fails_call() -> bool {
 pub(crate) fn in_batch(call: Call) -> Call {
     call
 }
+
+#[cfg(not(feature = "fault-injection"))]
+pub(crate) fn before_seize(_tid: Pid) {}
 
 #[cfg(not(feature = "fault-injection"))]
 pub(crate) fn at(_point: Point) {}

@@ -26,21 +26,45 @@ use crate::session::{Ground, Refusal, Session};
 use crate::stopped::Stopped;
 use crate::syscall_manifest::{Filters, Permission};
 use crate::target::Target;
-use crate::threads;
+use crate::threads::{self, Takes};
 
-/// Seizes the thread and stops it, at the latest at `deadline`. `memory` is that of its process.
+/// Seizes the thread and stops it, at the latest at `deadline`. `memory` is that of its process. `takes` is how the thread takes
+/// a stop, by a look just before.
+///
+/// A thread that a signal has stopped is only seized, never interrupted. The kernel traps such a thread in the seizure itself
+/// (`ptrace_set_stopped`, `kernel/ptrace.c`), so a SIGCONT comes before the seizure or after the stop.
 ///
 /// # Errors
 /// - [`TraceError::Changed`]: the thread executed another program meanwhile; it is let go.
 /// - EPERM as for `PTRACE_SEIZE`: another tracer, or no permission.
 /// - [`TraceError::Late`]: the thread sleeps where nothing wakes it (state D). It is detached when the calling
 ///   thread ends.
+/// - [`TraceError::Continued`].
 /// - [`TraceError::RseqUntold`]: the thread is also detached then.
 /// - [`TraceError::Foreign`]: the thread goes on already.
 /// - [`TraceError::Gone`].
-pub fn stop(tid: Pid, memory: &Memory, deadline: Instant) -> Result<Stopped, TraceError> {
+pub fn stop(
+    tid: Pid,
+    memory: &Memory,
+    takes: Takes,
+    deadline: Instant,
+) -> Result<Stopped, TraceError> {
     let asleep_in = sleeps_in(tid);
+    fault::before_seize(tid);
     ptrace::seize(tid, Options::default())?;
+    if takes == Takes::GroupStopped {
+        let stop = process::wait_until(tid, Instant::now()).map_err(TraceError::waiting)?;
+        return match stop {
+            Some(Wait::GroupStop(_)) => looked(tid, memory, true, asleep_in),
+            Some(Wait::Exited(_) | Wait::Killed(_)) => Err(TraceError::Gone),
+            Some(other) => {
+                let signal = if let Wait::Signal(signal) = other { signal } else { 0 };
+                ptrace::resume(tid, Resume::Detach, signal)?;
+                Err(TraceError::Continued)
+            }
+            None => Err(TraceError::Continued),
+        };
+    }
     ptrace::interrupt(tid)?;
     let group_stopped = loop {
         let stop = process::wait_until(tid, deadline).map_err(TraceError::waiting)?;
@@ -67,6 +91,16 @@ pub fn stop(tid: Pid, memory: &Memory, deadline: Instant) -> Result<Stopped, Tra
             }
         }
     };
+    looked(tid, memory, group_stopped, asleep_in)
+}
+
+/// [Looks](look) at the thread. Lets it go if it is foreign.
+fn looked(
+    tid: Pid,
+    memory: &Memory,
+    group_stopped: bool,
+    asleep_in: Option<AsleepIn>,
+) -> Result<Stopped, TraceError> {
     let seen = look(tid, memory, group_stopped, asleep_in);
     if matches!(seen, Err(TraceError::Foreign)) {
         // Detach the thread with its present registers, because not all of them could be restored.

@@ -22,6 +22,8 @@ use crate::interrupted::{self, Effect};
 /// How a thread takes a stop, the best first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Takes {
+    /// Stopped by a signal, which has interrupted the thread's call already.
+    GroupStopped,
     /// Asleep in a call that the kernel restarts. The thread loses nothing.
     Asleep,
     /// Asleep in a call such as `epoll_wait` without a timeout. It would return EINTR, but can be made again.

@@ -55,7 +55,7 @@ use passing::{OpenHere, OverSockets};
 pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert, revert_here};
 pub(crate) use stored::find as find_stored;
-use thread::{Begun, Seeker};
+use thread::{Begun, Seeker, Seized};
 use waits::{Wait, Waits};
 
 use crate::images::Images;
@@ -370,7 +370,7 @@ type Done = Result<(), Failure>;
 fn in_a_stop(
     order: &AttachOrder<'_>,
     stop: Stop<'_>,
-    work: impl FnOnce(&mut Session, &Snapshot) -> Done + Send,
+    mut work: impl FnMut(&mut Session, &Snapshot) -> Done + Send,
 ) -> Result<(StopCost, Done), Failure> {
     let Stop { entries, rests_on, mut calls } = stop;
     calls.push(&boost::CALLS);
@@ -378,26 +378,33 @@ fn in_a_stop(
     // A trial forks, so it must run while this process has one thread.
     let filters = thread::KnownFilters::find(order, &calls);
     let stop = Stop { entries, rests_on, calls };
-    std::thread::scope(|scope| {
-        // If memory is short, a stack of the usual size may be too large.
-        let thread = std::thread::Builder::new().name("tiexec-stop".into()).stack_size(512 << 10);
-        let stop = thread
-            .spawn_scoped(scope, || stop_and_work(order, stop, &filters, work))
-            .map_err(Failure::of(FailureKind::ForkFailed))?;
-        let done = stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        if let Ok((cost, _)) = &done {
-            thread::wait_until_detached(&order.target.process, cost.tid);
+    let begun = Instant::now();
+    loop {
+        let done = std::thread::scope(|scope| {
+            // If memory is short, a stack of the usual size may be too large.
+            let thread = std::thread::Builder::new().name("tiexec-stop".into());
+            let stop = thread
+                .stack_size(512 << 10)
+                .spawn_scoped(scope, || stop_and_work(order, &stop, begun, &filters, &mut work))
+                .map_err(Failure::of(FailureKind::ForkFailed))?;
+            stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        let tid = done.as_ref().map_or_else(|Seized(tid)| *tid, |(cost, _)| cost.tid);
+        thread::wait_until_detached(&order.target.process, tid);
+        if let Ok(done) = done {
+            return Ok(done);
         }
-        done
-    })
+    }
 }
 
+/// What the thread of [`in_a_stop`] does. After [`Seized`], nothing was done.
 fn stop_and_work(
     order: &AttachOrder<'_>,
-    stop: Stop<'_>,
+    stop: &Stop<'_>,
+    begun: Instant,
     filters: &thread::KnownFilters,
-    work: impl FnOnce(&mut Session, &Snapshot) -> Done,
-) -> Result<(StopCost, Done), Failure> {
+    work: &mut impl FnMut(&mut Session, &Snapshot) -> Done,
+) -> Result<Result<(StopCost, Done), Seized>, Failure> {
     let Stop { entries, rests_on, calls } = stop;
     let snapshot = as_snapshot(order, entries);
     thread::permitted(order.target)?;
@@ -405,8 +412,11 @@ fn stop_and_work(
     let mut boost = Boost::begin(order.workers.fetcher().map(Fetcher::pid));
     let mut waits = Waits::read(order.record);
     let seeker =
-        Seeker { order, snapshot: &snapshot, gadgets, calls: &calls, filters, waits: &waits };
-    let Begun { stopped, mut session, until } = seeker.begin(&boost)?;
+        Seeker { order, snapshot: &snapshot, gadgets, calls, begun, filters, waits: &waits };
+    let Begun { stopped, mut session, until } = match seeker.begin(&boost)? {
+        Ok(begun) => begun,
+        Err(seized) => return Ok(Err(seized)),
+    };
     if let Some(patience) = order.workers.limit() {
         session.limit(patience);
     }
@@ -422,7 +432,7 @@ fn stop_and_work(
     note_the_wait(&mut waits, &order.target.process, &stopped, until);
     drop(boost);
     let Stopped { tid, shown, .. } = stopped;
-    Ok((StopCost { tid, lasted, counts, shown }, done))
+    Ok(Ok((StopCost { tid, lasted, counts, shown }, done)))
 }
 
 /// Notes the wait of a thread that has been let go, if that wait begins again. It would have ended at `until`. A later stop may end

@@ -52,6 +52,8 @@ pub(super) struct Seeker<'a> {
     pub gadgets: Gadgets,
     /// The calls.
     pub calls: &'a [&'a [ManifestEntry]],
+    /// When the search began.
+    pub begun: Instant,
     /// The filters of the threads, as far as they are known.
     pub filters: &'a KnownFilters,
     /// The waits that were made again already.
@@ -82,6 +84,10 @@ pub(super) struct Begun {
     pub until: u64,
 }
 
+/// A thread that goes on, although the calling thread traces it. The kernel detaches it when the calling thread ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seized(pub Pid);
+
 /// The end of the wait in which a thread slept when it was looked at.
 #[derive(Clone, Copy, Debug)]
 struct End {
@@ -99,16 +105,18 @@ enum Attempt {
     Next,
     /// The thread goes on. Look again at all threads.
     Again,
+    /// The thread goes on, but is seized.
+    Seized,
 }
 
 impl Seeker<'_> {
-    /// Finds a thread, stops it, and begins a session in it.
+    /// Finds a thread, stops it, and begins a session in it. After [`Seized`], the calling thread must end, and another one can
+    /// continue the search.
     ///
     /// # Errors
     /// No thread could be used; each goes on as before.
-    pub(super) fn begin(&self, boost: &Boost) -> Result<Begun, Failure> {
-        let begun = Instant::now();
-        let until = begun + self.order.patience;
+    pub(super) fn begin(&self, boost: &Boost) -> Result<Result<Begun, Seized>, Failure> {
+        let until = self.begun + self.order.patience;
         let target = self.order.target;
         let mut pause = Duration::from_millis(1);
         let mut obstacles = Obstacles {
@@ -121,7 +129,7 @@ impl Seeker<'_> {
         loop {
             let alive = alive(target);
             let free = self.free(&alive, &obstacles)?;
-            let worst = match self.order.looked + begun.elapsed() {
+            let worst = match self.order.looked + self.begun.elapsed() {
                 looked if looked < UNNOTICED_FIRST => Takes::Running,
                 looked if looked < SEEN_FIRST => Takes::AsleepWithTimeout,
                 _ => Takes::RunningUnseen,
@@ -143,8 +151,10 @@ impl Seeker<'_> {
                     continue;
                 }
                 attempted = true;
-                match self.attempt(tid, end, &mut obstacles, &mut denials)? {
-                    Attempt::Begun(begun) => return Ok(*begun),
+                match self.attempt(tid, takes, end, &mut obstacles, &mut denials)? {
+                    Attempt::Begun(begun) => return Ok(Ok(*begun)),
+                    Attempt::Seized if Instant::now() < until => return Ok(Err(Seized(tid))),
+                    Attempt::Seized => return Err(self.none_is_suitable(&free)),
                     Attempt::Next => {}
                     Attempt::Again => break,
                 }
@@ -215,8 +225,7 @@ impl Seeker<'_> {
     /// Returns how a thread in this state would take a stop now.
     fn takes(&self, tid: Pid, state: u8) -> Takes {
         let takes = match state {
-            // Stopped by a signal: what it was doing is interrupted already.
-            b'T' => Takes::Asleep,
+            b'T' => Takes::GroupStopped,
             // Nothing wakes such a thread, and once seized it could not be let go.
             b'D' => Takes::Badly,
             _ => threads::takes(&self.order.target.process, tid, &self.has_timeout()),
@@ -269,15 +278,17 @@ impl Seeker<'_> {
     fn attempt(
         &self,
         tid: Pid,
+        takes: Takes,
         end: Option<End>,
         obstacles: &mut Obstacles,
         denials: &mut u32,
     ) -> Result<Attempt, Failure> {
         let target = self.order.target;
         let memory = target.space.memory();
-        let stopped = match running::stop(tid, memory, Instant::now() + FOR_THE_STOP) {
+        let stopped = match running::stop(tid, memory, takes, Instant::now() + FOR_THE_STOP) {
             Ok(stopped) => stopped,
             Err(TraceError::Gone) => return Ok(Attempt::Next),
+            Err(TraceError::Continued) => return Ok(Attempt::Seized),
             Err(error @ TraceError::Changed) => return Err(error.into()),
             Err(error @ (TraceError::Late | TraceError::RseqUntold)) => {
                 return Err(Failure::of(FailureKind::NoThread)(error));

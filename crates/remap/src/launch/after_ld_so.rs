@@ -211,7 +211,8 @@ impl<'a> Linker<'a> {
             let since = *self.done_since.get_or_insert_with(Instant::now);
             return match takes() {
                 Takes::Running if !is_caught() => Progress::Mapping,
-                Takes::Asleep
+                Takes::GroupStopped
+                | Takes::Asleep
                 | Takes::AsleepToRepeat
                 | Takes::Running
                 | Takes::AsleepOnFutex
