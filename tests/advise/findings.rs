@@ -10,7 +10,7 @@ use support::attaching::{
 };
 use support::child::eventually;
 use support::smaps::{pmd_size, stat_field, status_field};
-use support::{Done, Fresh, Held, Kind, Public, Run, is_root, program, require};
+use support::{Done, Fresh, Held, Kind, Public, Run, is_root, program, require, tiexecctl};
 
 const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 
@@ -148,6 +148,33 @@ fn the_json_has_what_the_manual_says() {
     let (out, path) = (table.out(), copy.path().to_string_lossy().into_owned());
     for words in ["samples in", &path, "iTLB", "worth", "misses"] {
         assert!(out.contains(words) || words == "worth" && out.contains("maybe"), "{words}: {out}");
+    }
+}
+
+/// The cost of a miss is measured once a day for each user, who trusts nobody else's record.
+#[test]
+fn a_miss_is_timed_once_a_day() {
+    require!(is_root(), "another /run needs root");
+    let copy = small("hotset", Kind::DynamicPie);
+    let held = spinning(&copy, 40);
+    // No processor takes 5 microseconds for a jump.
+    let record = "5000 10";
+    let cases = [("0", "now", true), ("0", "2 days ago", false), ("65534", "now", false)];
+    for (owner, time, is_used) in cases {
+        let script = format!(
+            "mount -t tmpfs none /run; mkdir /run/tiexec; mkdir -m 700 /run/tiexec/machine; cd /run/tiexec/machine; \
+             echo {record} > jump_times; touch -d '{time}' jump_times; chown {owner} .; \
+             \"$@\"; cat jump_times >&2"
+        );
+        let pid = held.pid().to_string();
+        let run = Run::new(tiexecctl(), ["advise", "--json", "--duration=1s", &pid]).plain();
+        let run = run.env("TIEXEC_TEST_HOST", "whole");
+        let done = run.behind(["unshare", "--mount", "sh", "-ec", &script, "sh"]).output();
+        done.assert_code(0);
+        let cost = json(&done)["miss_time"]["walk_ns"].as_f64().expect("a time");
+        assert_eq!(cost > 4000.0, is_used, "{owner} {time}: {done}");
+        let is_kept = done.err().contains(record);
+        assert_eq!(is_kept, is_used || owner != "0", "{owner} {time}: {done}");
     }
 }
 

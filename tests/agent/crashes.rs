@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use support::attaching::{json, switched};
-use support::child::{Done, eventually};
+use support::child::{Done, eventually, state};
 use support::programs::{Cgo, build_go, java_of};
 use support::{Held, Run, installed, is_root, require};
 
@@ -258,6 +258,8 @@ fn a_go_program_that_faults_has_crashed() {
     assert_eq!(files.quarantine(&[]).out(), "", "{}", agent.err_text());
     // SIGSEGV of another process ends it with status 2, too, and is no fault.
     held.signal(libc::SIGSEGV);
+    // At the end of its input the program would end by itself, perhaps before one of its threads takes the signal.
+    eventually("the signal ends it", || state(held.pid()) == Some('Z'));
     held.finish().assert_code(2);
     let held = begin(&copies[0]);
     eventually_switched(&held);

@@ -7,10 +7,10 @@ use tiexec_advise::itlb::MissTime;
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::perf::samples::What;
-use tiexec_remap::{headroom, host_pages};
+use tiexec_remap::{host_pages, jumps};
 use tiexec_sys::perf_sampler::{Clock, Heirs, Sampler, Woken};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, areas, jump_timing, process};
+use tiexec_sys::{Errno, Pid, SysError, areas, process};
 use tiexec_tracee::threads;
 
 /// How often the buffers are emptied.
@@ -233,17 +233,13 @@ fn is_filtered() -> bool {
     status.is_ok_and(|status| status.seccomp == 2)
 }
 
-/// Measures what a miss costs on this machine. Returns the usual cost if there is no memory to spare for
-/// the measurement.
+/// Returns what a miss costs on this machine, as measured within a day. Measures it if needed, and returns the usual cost if there is
+/// no memory to spare for that.
 pub fn miss_time(pages: Pages) -> MissTime {
-    let room = |process: ProcDir| headroom::check(&process, jump_timing::MEMORY).is_ok();
-    if !ProcDir::this_process().is_ok_and(room) {
-        return MissTime::USUAL;
-    }
-    jump_timing::measure(pages).map_or(MissTime::USUAL, |times| {
+    jumps::times(pages).map_or(MissTime::USUAL, |times| {
+        let is_split = host_pages::known().or_else(|| host_pages::measured(pages));
         MissTime::of_jumps(times.iter().map(|times| (times.base_ns, times.huge_ns)))
-            // Sampling changes nothing, so the answer is not recorded.
-            .on_host(host_pages::measure(pages) == Some(true))
+            .on_host(is_split == Some(true))
     })
 }
 

@@ -21,7 +21,7 @@ const ANSWERS: [(&str, bool); 2] = [("huge_pages_split", true), ("huge_pages_who
 
 /// Returns whether the host splits huge pages, as measured within a day; `None` if that is not known. Measures nothing.
 pub fn known() -> Option<bool> {
-    clock::planted_host().or_else(|| recorded(&open()?))
+    clock::planted_host().or_else(|| recorded(&directory()?))
 }
 
 /// Returns whether the host splits huge pages, and measures it if needed. `None`: the measurement was unclear, or
@@ -50,14 +50,13 @@ pub fn measure(pages: Pages) -> Option<bool> {
 /// # Errors
 /// Those of [`split_pages::measure`]; ENOMEM if the machine or the cgroup has too little memory to spare.
 pub fn timings(pages: Pages) -> Result<Timings, SysError> {
-    let too_little = |_| SysError { call: "measure", errno: Errno::NOMEM };
-    headroom::check(&ProcDir::this_process()?, split_pages::memory(pages)).map_err(too_little)?;
+    check_room(split_pages::memory(pages))?;
     split_pages::measure(pages)
 }
 
 /// Records the answer of a measurement.
 fn record(split: bool) {
-    let Some(directory) = open() else { return };
+    let Some(directory) = directory() else { return };
     for (name, answer) in ANSWERS {
         let _it_may_not_exist = files::remove(&directory, name);
         if answer == split {
@@ -81,8 +80,18 @@ pub fn how_to_measure(selected: &str) -> String {
     )
 }
 
-fn open() -> Option<OwnedFd> {
+/// Opens the directory of what this user knows about the machine.
+pub(crate) fn directory() -> Option<OwnedFd> {
     runtime_directory::open("machine").ok()
+}
+
+/// Checks whether the machine and the cgroup have this much memory to spare for a measurement, in bytes.
+///
+/// # Errors
+/// ENOMEM if they do not.
+pub(crate) fn check_room(bytes: u64) -> Result<(), SysError> {
+    let too_little = |_| SysError { call: "measure", errno: Errno::NOMEM };
+    headroom::check(&ProcDir::this_process()?, bytes).map_err(too_little)
 }
 
 fn recorded(directory: &OwnedFd) -> Option<bool> {

@@ -268,7 +268,7 @@ fn allocate(
         .enumerate()
         .map(|(index, populated)| {
             populated?;
-            mapping.make_huge(start + index * huge, huge, base).map_err(no_page)
+            mapping.make_huge(start + index * huge, huge, huge, base).map_err(no_page)
         })
         .collect()
 }

@@ -17,6 +17,7 @@ pub mod headroom;
 pub mod host_pages;
 pub mod image;
 pub mod images;
+pub mod jumps;
 pub mod launch;
 pub mod lock;
 pub mod mapped;

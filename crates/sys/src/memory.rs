@@ -107,16 +107,24 @@ impl FillMapping {
         pages.is_ok_and(|mut pages| pages.all(|resident| resident))
     }
 
-    /// Makes one huge page, not written to yet, of the `len` bytes at `at`; `base` is the size of a base page.
-    /// The shmem policy or the mount's `huge=` makes it, which needs Linux 5.14; otherwise
+    /// Makes huge pages, not written to yet, of the `len` bytes at `at`; `huge` and `base` are the sizes of a huge page and of
+    /// a base page, in bytes. The shmem policy or the mount's `huge=` makes it, which needs Linux 5.14; otherwise
     /// [`collapse`](Self::collapse).
     ///
     /// # Errors
-    /// As [`populate`](Self::populate) and [`collapse`](Self::collapse); a base page exists then.
-    pub fn make_huge(&self, at: usize, len: usize, base: usize) -> Result<(), SysError> {
+    /// As [`populate`](Self::populate) and [`collapse`](Self::collapse); a base page of each exists then.
+    pub fn make_huge(
+        &self,
+        at: usize,
+        len: usize,
+        huge: usize,
+        base: usize,
+    ) -> Result<(), SysError> {
         // Populate one base page first: the kernel collapses no range that is one hole. Where the policy is
         // `advise`, this fault already brings the huge page.
-        self.populate(at, base)?;
+        for page in (at..at + len).step_by(huge) {
+            self.populate(page, base)?;
+        }
         if self.is_resident(at, len) {
             return Ok(());
         }

@@ -35,9 +35,7 @@ impl TimedCopy {
         let base = usize::try_from(pages.base.bytes()).map_err(overflow)?;
         let pmd = usize::try_from(pages.pmd.bytes()).map_err(overflow)?;
         if huge {
-            for at in (0..bytes.len()).step_by(pmd) {
-                fill.make_huge(at, pmd, base)?;
-            }
+            fill.make_huge(0, bytes.len(), pmd, base)?;
         } else {
             fill.populate(0, bytes.len())?;
         }

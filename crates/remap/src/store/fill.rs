@@ -215,7 +215,7 @@ impl Filler<'_> {
         let mapping = FillMapping::at(image, start, len, pages.pmd)
             .map_err(|error| Stop::Failed(Failure::of(FailureKind::AddressSpace)(error)))?;
         mapping.advise_huge();
-        mapping.make_huge(0, len, base).map_err(|error| self.refused(image, error))
+        mapping.make_huge(0, len, len, base).map_err(|error| self.refused(image, error))
     }
 
     /// Tells a full tmpfs from a machine without a free huge page, because the kernel returns the same error for

@@ -229,7 +229,7 @@ fn image(pages: Pages) -> Finding {
         let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
         let mapping = FillMapping::new(&file, len, pages.pmd)?;
         mapping.advise_huge();
-        mapping.make_huge(0, len, base)
+        mapping.make_huge(0, len, len, base)
     };
     match attempt() {
         Ok(()) => Finding::new(Level::Ok, "image", "a memfd becomes a huge page"),
