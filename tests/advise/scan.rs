@@ -84,6 +84,19 @@ fn ctrl_c_shows_the_busy_programs_and_those_that_have_ended() {
     assert_eq!((&gone["estimate"], &gone["saves"]), (&Value::Null, &Value::Null), "{gone}");
 }
 
+/// A shell without job control ignores SIGINT and SIGQUIT in its background: Ctrl-C is meant for others.
+#[test]
+fn in_the_background_of_a_script_ctrl_c_is_for_others() {
+    let args = ["scan", "--duration", "2s", "--json"];
+    let scan = sampling(&["env", "--ignore-signal=INT,QUIT"], tiexecctl(), &args);
+    scan.signal(libc::SIGINT);
+    scan.signal(libc::SIGQUIT);
+    let done = scan.finish();
+    done.assert_code(0);
+    let lasted = &json(&done)["sampling"]["duration_ms"];
+    assert!(lasted.as_u64() >= Some(2000), "{lasted}");
+}
+
 #[test]
 fn an_ordinary_user_gets_an_estimate_of_their_own_programs_only() {
     require!(is_root(), "needs root to be another user");

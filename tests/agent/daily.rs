@@ -4,8 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 use support::attaching::ctl;
-use support::child::eventually;
-use support::{Run, is_root, require, tiexecd};
+use support::child::{eventually, state};
+use support::smaps::child_with;
+use support::{Held, Run, is_root, require, tiexecd};
 
 use crate::{Files, stop};
 
@@ -16,14 +17,60 @@ fn told() -> Value {
     serde_json::from_str::<Value>(&told.out()).expect("JSON")["agent"].take()
 }
 
+/// An agent that scans two seconds after its start.
+fn scanning_agent(files: &Files) -> Held {
+    Run::new(tiexecd(), files.args()).plain().env("TIEXEC_TEST_CLOCK", "300").start()
+}
+
+/// Waits until the agent scans. Returns the process that does it.
+fn scan_of(agent: &Held) -> i32 {
+    let mut scan = None;
+    eventually("the agent scans", || {
+        let found = child_with(agent.pid(), "scan");
+        scan = found.and_then(|directory| directory.file_name()?.to_str()?.parse().ok());
+        scan.is_some()
+    });
+    scan.expect("just found")
+}
+
+#[test]
+fn a_killed_scan_harms_no_agent() {
+    require!(is_root(), "sampling of all processes needs root");
+    let files = Files::new();
+    let agent = scanning_agent(&files);
+    let scan = scan_of(&agent);
+    // SAFETY: kill takes numbers, and the agent has not reaped its child.
+    unsafe { libc::kill(scan, libc::SIGKILL) };
+    eventually("the agent has reaped it", || state(scan).is_none());
+    assert_eq!(told()["scan"], Value::Null);
+    let log = stop(agent);
+    let line = log.lines().find(|line| line.contains("cannot scan"));
+    assert!(line.is_some_and(|line| line.contains("SIGKILL")), "{log}");
+    assert!(!files.state().join("scan.json").exists());
+}
+
+#[test]
+fn a_scan_ends_with_its_agent() {
+    require!(is_root(), "sampling of all processes needs root");
+    let files = Files::new();
+    for kill in [false, true] {
+        let agent = scanning_agent(&files);
+        let scan = scan_of(&agent);
+        if kill {
+            agent.signal(libc::SIGKILL);
+            agent.finish();
+        } else {
+            stop(agent);
+        }
+        eventually("the scan has ended", || matches!(state(scan), None | Some('Z')));
+    }
+}
+
 #[test]
 fn the_table_outlives_the_agent() {
     require!(is_root(), "sampling of all processes needs root");
     let files = Files::new();
-    // Two seconds after the start.
-    let agent =
-        || Run::new(tiexecd(), files.args()).plain().env("TIEXEC_TEST_CLOCK", "300").start();
-    let first = agent();
+    let first = scanning_agent(&files);
     let mut seen = Value::Null;
     eventually("the agent has scanned", || {
         seen = told()["scan"].take();
@@ -42,12 +89,12 @@ fn the_table_outlives_the_agent() {
     let log = stop(first);
     assert!(!log.contains("cannot scan"), "{log}");
     // The next agent has the table at once, and scans a day later.
-    let second = agent();
+    let second = scanning_agent(&files);
     eventually("the next agent answers", || told()["scan"] == seen);
     stop(second);
     // Nobody else's file is shown.
     support::chmod(&kept, 0o666);
-    let third = agent();
+    let third = scanning_agent(&files);
     eventually("the third agent answers", || told().is_object());
     assert!(told()["scan"] != seen);
     stop(third);

@@ -1,8 +1,8 @@
 /* felt ROW [none|restart|interrupt|quiet]: one thread that makes one system call over and over, and counts what it would not see without a stop:
    short counts, EINTR, other errors, timeouts that end early, and bytes that are lost, doubled or changed on their way. The second argument
-   says whether signals come at random moments, and whether their handlers have SA_RESTART; "quiet" has the handlers and sends nothing. A call in which a handler ran may be short or
-   return EINTR (that is "excused"); the number of handlers is read before and after each call, so this is exact. The program ends at the
-   end of its input, prints one line of key=value, and exits with 7. */
+   says whether signals come at random moments, and whether their handlers have SA_RESTART; "quiet" has the handlers and sends nothing. A
+   call in which a handler ran may be short or return EINTR (that is "excused"); the number of handlers is read before and after each call,
+   so this is exact. The program ends at the end of its input, prints one line of key=value, and exits with 7. */
 #include "situation.h"
 #include <dirent.h>
 #include <fcntl.h>

@@ -238,39 +238,34 @@ fn allocate(
     let huge = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
     let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);
     let start = usize::try_from(image_offset).unwrap_or(usize::MAX);
-    let one = |index: usize| -> Result<(), Failure> {
-        let at = start + index * huge;
-        // The kernel collapses onto the node of the one base page (`hpage_collapse_find_target_node`). Its own
-        // interleaving alternates by base pages, so the first ones of all huge pages would share a node.
-        if let Some(node) = nodes.get((at / huge).checked_rem(nodes.len()).unwrap_or(0)) {
-            let refused = Failure::of(FailureKind::Numa);
-            mapping.prefer_node(at, huge, *node).map_err(refused)?;
-        }
-        let populated = match backing {
-            Backing::Hugetlb => mapping.populate(at, huge),
-            // Populate the base page from which a huge page is made (see `make_huge`). To make the huge page before
-            // it is filled saves a second copy.
-            _ => mapping.populate(at, base),
-        };
-        populated.map_err(no_page)
+    let at = |index: usize| start + index * huge;
+    // The kernel collapses onto the node of the one base page (`hpage_collapse_find_target_node`). Its own
+    // interleaving alternates by base pages, so the first ones of all huge pages would share a node.
+    let prefer = |index: usize| -> Result<(), Failure> {
+        let turn = (at(index) / huge).checked_rem(nodes.len()).unwrap_or(0);
+        let refused = Failure::of(FailureKind::Numa);
+        nodes
+            .get(turn)
+            .map_or(Ok(()), |node| mapping.prefer_node(at(index), huge, *node).map_err(refused))
     };
-    let populated: Vec<_> = (0..count).map(one).collect();
-    let all = count * huge;
-    if backing == Backing::Hugetlb
-        || mapping.is_resident(start, all)
-        || mapping.collapse(start, all).is_ok()
-    {
-        return populated;
-    }
-    // A huge page of the batch could not be made. Try each page to find out which.
-    populated
-        .into_iter()
-        .enumerate()
-        .map(|(index, populated)| {
-            populated?;
-            mapping.make_huge(start + index * huge, huge, huge, base).map_err(no_page)
-        })
-        .collect()
+    let preferred: Vec<_> = (0..count).map(prefer).collect();
+    // To make a huge page before it is filled saves a second copy.
+    let pooled = backing == Backing::Hugetlb;
+    let at_once = !pooled && mapping.make_huge(start, count * huge, huge, base).is_ok();
+    // If a huge page of the batch could not be made, each is tried, to find out which.
+    let one = |(index, preferred): (usize, Result<(), Failure>)| {
+        preferred?;
+        if at_once {
+            return Ok(());
+        }
+        let made = if pooled {
+            mapping.populate(at(index), huge)
+        } else {
+            mapping.make_huge(at(index), huge, huge, base)
+        };
+        made.map_err(no_page)
+    };
+    preferred.into_iter().enumerate().map(one).collect()
 }
 
 /// Copies one huge page's bytes from the file, and puts filler where the file has none.

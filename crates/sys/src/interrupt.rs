@@ -35,13 +35,15 @@ fn hand_on(signal: i32) {
 }
 
 /// From now on SIGINT, SIGTERM, SIGHUP and SIGQUIT do not end this process; the handler notes them. A child gets
-/// them as usual, because an exec resets the handlers. Under nohup(1) SIGHUP stays ignored.
+/// them as usual, because an exec resets the handlers. What the caller ignores stays ignored, except SIGTERM: SIGHUP
+/// under nohup(1), SIGINT and SIGQUIT in the background of a script, where Ctrl-C is not meant for this process
+/// (POSIX.1-2024, Shell Command Language, 2.12).
 pub fn catch() {
     answer(note as extern "C" fn(i32) as libc::sighandler_t);
 }
 
-/// Ends [`catch`]: from now on these signals end this process again, except one that has come already, and SIGHUP under
-/// nohup(1).
+/// Ends [`catch`]: from now on these signals end this process again, except one that has come already, and those that
+/// the caller ignores.
 pub fn release() {
     answer(libc::SIG_DFL);
 }
@@ -51,7 +53,7 @@ fn answer(handler: libc::sighandler_t) {
     for signal in SIGNALS {
         // SAFETY: `note` does atomic accesses and one system call, and lives for ever.
         let before = unsafe { libc::signal(signal, handler) };
-        if signal == libc::SIGHUP && before == libc::SIG_IGN {
+        if signal != libc::SIGTERM && before == libc::SIG_IGN {
             // SAFETY: no handler runs.
             unsafe { libc::signal(signal, libc::SIG_IGN) };
         }

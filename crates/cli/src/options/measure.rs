@@ -71,7 +71,7 @@ pub struct Scan {
     pub duration: Duration,
 
     /// Samples in a second of each processor's time, at most 2000
-    #[arg(short = 'F', long, value_name = "HZ", default_value_t = tiexec_engine::sampling::FREQUENCY, value_parser = clap::value_parser!(u32).range(1..=2000))]
+    #[arg(short = 'F', long, value_name = "HZ", default_value_t = tiexec_engine::sampling::OF_ALL, value_parser = clap::value_parser!(u32).range(1..=2000))]
     pub frequency: u32,
 
     /// Print JSON

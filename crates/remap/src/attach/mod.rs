@@ -55,7 +55,7 @@ use passing::{OpenHere, OverSockets};
 pub(crate) use prepared::{Prepared, prepare};
 pub use revert::{Reverted, revert, revert_here};
 pub(crate) use stored::find as find_stored;
-use thread::{Begun, Seeker, Seized};
+use thread::{Begun, Seeker, Turn};
 use waits::{Wait, Waits};
 
 use crate::images::Images;
@@ -380,7 +380,7 @@ fn in_a_stop(
     let stop = Stop { entries, rests_on, calls };
     let begun = Instant::now();
     loop {
-        let done = std::thread::scope(|scope| {
+        let turn = std::thread::scope(|scope| {
             // If memory is short, a stack of the usual size may be too large.
             let thread = std::thread::Builder::new().name("tiexec-stop".into());
             let stop = thread
@@ -389,22 +389,25 @@ fn in_a_stop(
                 .map_err(Failure::of(FailureKind::ForkFailed))?;
             stop.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
-        let tid = done.as_ref().map_or_else(|Seized(tid)| *tid, |(cost, _)| cost.tid);
+        let tid = match &turn {
+            Turn::Done((cost, _)) => cost.tid,
+            Turn::Seized(tid) => *tid,
+        };
         thread::wait_until_detached(&order.target.process, tid);
-        if let Ok(done) = done {
+        if let Turn::Done(done) = turn {
             return Ok(done);
         }
     }
 }
 
-/// What the thread of [`in_a_stop`] does. After [`Seized`], nothing was done.
+/// Finds a thread, has `work` make its calls in it, and lets it go.
 fn stop_and_work(
     order: &AttachOrder<'_>,
     stop: &Stop<'_>,
     begun: Instant,
     filters: &thread::KnownFilters,
     work: &mut impl FnMut(&mut Session, &Snapshot) -> Done,
-) -> Result<Result<(StopCost, Done), Seized>, Failure> {
+) -> Result<Turn<(StopCost, Done)>, Failure> {
     let Stop { entries, rests_on, calls } = stop;
     let snapshot = as_snapshot(order, entries);
     thread::permitted(order.target)?;
@@ -414,8 +417,8 @@ fn stop_and_work(
     let seeker =
         Seeker { order, snapshot: &snapshot, gadgets, calls, begun, filters, waits: &waits };
     let Begun { stopped, mut session, until } = match seeker.begin(&boost)? {
-        Ok(begun) => begun,
-        Err(seized) => return Ok(Err(seized)),
+        Turn::Done(begun) => begun,
+        Turn::Seized(tid) => return Ok(Turn::Seized(tid)),
     };
     if let Some(patience) = order.workers.limit() {
         session.limit(patience);
@@ -432,7 +435,7 @@ fn stop_and_work(
     note_the_wait(&mut waits, &order.target.process, &stopped, until);
     drop(boost);
     let Stopped { tid, shown, .. } = stopped;
-    Ok(Ok((StopCost { tid, lasted, counts, shown }, done)))
+    Ok(Turn::Done((StopCost { tid, lasted, counts, shown }, done)))
 }
 
 /// Notes the wait of a thread that has been let go, if that wait begins again. It would have ended at `until`. A later stop may end

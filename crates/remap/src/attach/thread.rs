@@ -84,9 +84,15 @@ pub(super) struct Begun {
     pub until: u64,
 }
 
-/// A thread that goes on, although the calling thread traces it. The kernel detaches it when the calling thread ends.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Seized(pub Pid);
+/// How far one tracer thread came.
+#[derive(Debug)]
+pub(super) enum Turn<T> {
+    /// To the end.
+    Done(T),
+    /// Nothing was done: it seized a thread that goes on. The kernel detaches that one when the tracer thread ends, and another
+    /// tracer thread can continue the search.
+    Seized(Pid),
+}
 
 /// The end of the wait in which a thread slept when it was looked at.
 #[derive(Clone, Copy, Debug)]
@@ -110,12 +116,11 @@ enum Attempt {
 }
 
 impl Seeker<'_> {
-    /// Finds a thread, stops it, and begins a session in it. After [`Seized`], the calling thread must end, and another one can
-    /// continue the search.
+    /// Finds a thread, stops it, and begins a session in it.
     ///
     /// # Errors
     /// No thread could be used; each goes on as before.
-    pub(super) fn begin(&self, boost: &Boost) -> Result<Result<Begun, Seized>, Failure> {
+    pub(super) fn begin(&self, boost: &Boost) -> Result<Turn<Begun>, Failure> {
         let until = self.begun + self.order.patience;
         let target = self.order.target;
         let mut pause = Duration::from_millis(1);
@@ -152,8 +157,8 @@ impl Seeker<'_> {
                 }
                 attempted = true;
                 match self.attempt(tid, takes, end, &mut obstacles, &mut denials)? {
-                    Attempt::Begun(begun) => return Ok(Ok(*begun)),
-                    Attempt::Seized if Instant::now() < until => return Ok(Err(Seized(tid))),
+                    Attempt::Begun(begun) => return Ok(Turn::Done(*begun)),
+                    Attempt::Seized if Instant::now() < until => return Ok(Turn::Seized(tid)),
                     Attempt::Seized => return Err(self.none_is_suitable(&free)),
                     Attempt::Next => {}
                     Attempt::Again => break,
