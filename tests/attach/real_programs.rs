@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::Instant;
 
-use support::attaching::{ctl, switched};
+use support::attaching::{Before, assert_untouched, ctl, json, switched};
 use support::child::eventually;
 use support::databases::Postgres;
 use support::programs::{Cgo, build_go};
-use support::smaps::children;
+use support::smaps::{children, vmas};
 use support::{Fresh, Held, Run, busy_java, installed, is_root, require, write_program};
 
 const CYCLES: usize = 20;
@@ -81,6 +81,39 @@ fn node() {
     let held = Run::new(node.path(), [source]).plain().hold();
     let pid = held.pid();
     cycles(held, pid);
+}
+
+/// Node can move its own text onto huge pages of anonymous memory. TiExec counts these for node's file, and changes nothing.
+#[test]
+fn node_that_has_moved_its_own_text() {
+    let node = installed("node");
+    require!(node.is_some(), "no node");
+    let source = "process.stdin.on('data', () => process.exit(7)); console.log('ready');";
+    let words = ["--use-largepages=silent", "-e", source];
+    let mut held = Run::new(node.expect("just looked"), words).plain().hold();
+    let pid = held.pid();
+    let moved: u64 = vmas(pid)
+        .iter()
+        .filter(|vma| vma.perms == "r-xp" && vma.path.is_empty())
+        .map(|vma| vma.counter("AnonHugePages"))
+        .sum();
+    require!(moved > 0, "this node moves no text, or the machine has no THP");
+    let before = Before::of(pid);
+    let seen = ctl(["inspect", "--json", &pid.to_string()]);
+    let files = json(&seen)["files"].take();
+    let of_node = files.as_array().and_then(|all| {
+        all.iter().find(|file| file["path"].as_str().is_some_and(|path| path.ends_with("/node")))
+    });
+    let of_node = of_node.unwrap_or_else(|| panic!("{seen}"));
+    assert_eq!(of_node["huge_bytes"], moved, "{seen}");
+    assert_eq!(of_node["backings"], serde_json::json!(["anon"]), "{seen}");
+    assert_eq!(json(&seen)["jit"].as_array().map_or(0, Vec::len), 0, "{seen}");
+    let done = ctl(["attach", &pid.to_string()]);
+    done.assert_code(0);
+    assert!(done.out().contains("; nothing to do") && !done.out().contains("too_small"), "{done}");
+    assert_untouched(pid, &before);
+    held.write(b"end\n");
+    held.finish().assert_code(7);
 }
 
 /// The processes of PostgreSQL run under load, and new ones start during the attach. No transaction fails, and no

@@ -204,7 +204,27 @@ pub fn left_alone(vma: &Vma) -> Option<SkipReason> {
     }
 }
 
+/// Returns the file whose text the program itself has moved into the anonymous memory at `index`: the VMA of the file just
+/// below. The memory fills a hole in the mappings of one file exactly, as after `node --use-largepages`, PHP's
+/// `opcache.huge_code_pages`, and iodlr.
+pub fn moved_text(entries: &[Area], index: usize) -> Option<&Vma> {
+    let [below, moved, above] = entries.get(index.checked_sub(1)?..)?.get(..3)? else {
+        return None;
+    };
+    let [below, moved, above] = [below, moved, above].map(|entry| &entry.vma);
+    let is_code = moved.perms.exec && !moved.perms.write && moved.name.is_empty();
+    let fills =
+        below.range.end() == moved.range.start() && moved.range.end() == above.range.start();
+    let is_one_file = below.file == above.file
+        && below.offset_at(above.range.start()) == above.file_offset
+        && !is_ours(below);
+    (is_code && fills && is_one_file && below.is_file_backed() && !moved.is_file_backed())
+        .then_some(below)
+}
+
 /// Adds up the huge bytes of each file's text VMAs; the file with the most text comes first.
+///
+/// Text that the program [has moved itself](moved_text) counts for its file.
 ///
 /// TiExec's spans lie where a file's text was. Each span counts for the file whose VMA it touches. `originals` may say,
 /// in address order, which text was there. Then only that text counts as text, and the other executable bytes of the
@@ -248,15 +268,19 @@ struct Run<'a> {
 impl<'a> Run<'a> {
     /// Makes a run of one VMA; `None` if the VMA is not text.
     fn of(entries: &'a [Area], index: usize, pages: Pages, originals: &'a [Vma]) -> Option<Self> {
-        let entry = entries.get(index).filter(|entry| entry.vma.is_text())?;
+        let entry = entries.get(index)?;
         let vma = &entry.vma;
+        let moved = moved_text(entries, index);
+        if !vma.is_text() && moved.is_none() {
+            return None;
+        }
         let known = originals.iter().filter(|text| text.range.overlaps(vma.range));
         let mut texts: Vec<AddrRange> =
             known.clone().filter_map(|text| text.range.intersection(vma.range)).collect();
         let owner = match { known }.next() {
             Some(known) => known,
             None if is_ours(vma) => owner(entries, index),
-            None => vma,
+            None => moved.unwrap_or(vma),
         };
         if texts.is_empty() {
             texts.push(vma.range);
@@ -614,6 +638,34 @@ mod tests {
             &[],
         );
         assert_eq!(files, []);
+    }
+
+    #[test]
+    fn text_that_the_program_has_moved_counts_for_its_file() {
+        let moved = |above: &str| {
+            coverage_of(
+                &format!(
+                    "00500000-00600000 r-xp 00100000 fe:00 1 /a\n\
+                     00600000-00a00000 r-xp 00000000 00:00 0 \nAnonHugePages: 4096 kB\n\
+                     {above}\n"
+                ),
+                &[],
+            )
+        };
+        let files = moved("00a00000-00a01000 r-xp 00600000 fe:00 1 /a");
+        assert_eq!((files[0].text_bytes, files[0].huge_bytes), (0x50_1000, 4 << 20));
+        assert_eq!((files[0].copied_bytes, files[0].cost_bytes), (0, 0));
+        assert_eq!(files[0].by_backing.keys().collect::<Vec<_>>(), [&Backing::Anon]);
+        assert_eq!(rest(&files[0]), [(SkipReason::Edges.into(), 0x10_1000)]);
+        // Beside another file, another place of the file, or nothing, it is code that the program has made.
+        for above in [
+            "00a00000-00a01000 r-xp 00600000 fe:00 2 /b",
+            "00a00000-00a01000 r-xp 00601000 fe:00 1 /a",
+            "00b00000-00b01000 r-xp 00700000 fe:00 1 /a",
+        ] {
+            let files = moved(above);
+            assert!(files.iter().all(|file| file.huge_bytes == 0), "{above}: {files:?}");
+        }
     }
 
     #[test]

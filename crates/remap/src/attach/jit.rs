@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::area::Area;
+use tiexec_core::coverage::moved_text;
 use tiexec_core::proc::maps::Vma;
 use tiexec_core::report::JitArea;
 use tiexec_sys::address_space::AddressSpace;
@@ -43,8 +44,7 @@ fn collapse_as_seen(order: &AttachOrder<'_>) -> Result<Vec<JitArea>, Failure> {
             .map_err(Failure::unreadable)
     };
     let entries = look()?.areas;
-    let mut areas: Vec<Jit> = entries
-        .iter()
+    let mut areas: Vec<Jit> = made(&entries)
         .filter_map(|entry| Jit::of(order.policy.pages, &written, entry).transpose())
         .collect::<Result<_, _>>()?;
     if !order.policy.dry_run && areas.iter().any(|area| !area.wanted.is_empty()) {
@@ -68,11 +68,20 @@ pub fn look_at_jit(
 ) -> Result<Vec<JitArea>, Failure> {
     let space = AddressSpace::open(process).map_err(Failure::untraceable)?;
     let written = Written::of(&space, pages)?;
-    let areas = entries.iter().filter_map(|entry| Jit::of(pages, &written, entry).transpose());
-    let mut areas: Vec<JitArea> =
-        areas.map(|area| Ok(area?.seen(entries))).collect::<Result<_, Failure>>()?;
+    let mut areas: Vec<JitArea> = made(entries)
+        .filter_map(|entry| Jit::of(pages, &written, entry).transpose())
+        .map(|area| Ok(area?.seen(entries)))
+        .collect::<Result<_, Failure>>()?;
     areas.retain(|area| area.populated_bytes > 0 || area.huge_bytes > 0);
     Ok(areas)
+}
+
+/// Returns the areas in which the process makes code, and those with text that it has moved there and that is not huge.
+/// Huge text counts for its file.
+fn made(entries: &[Area]) -> impl Iterator<Item = &Area> {
+    let all = entries.iter().enumerate();
+    all.filter(|&(index, entry)| moved_text(entries, index).is_none() || entry.huge_bytes() == 0)
+        .map(|(_, entry)| entry)
 }
 
 /// Returns whether the area is anonymous memory that may be executed.
