@@ -38,6 +38,17 @@ fn made() -> Result<String> {
     Ok(kept.join("\n") + "\n")
 }
 
+/// Returns the structures and functions, without comments.
+pub(crate) fn declarations() -> Result<String> {
+    let header = made()?;
+    let (_, code) =
+        header.split_once("#include <stdint.h>").context("the header includes no types")?;
+    let lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let lines = lines.filter(|line| !line.starts_with(['#', '}']) || *line == "};");
+    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with("extern"));
+    Ok(lines.collect::<Vec<_>>().join("\n"))
+}
+
 /// Writes the header.
 pub(crate) fn write() -> Result<()> {
     let place = place()?;

@@ -9,6 +9,7 @@ mod docs;
 mod docs_test;
 mod guide;
 mod header;
+mod interfaces;
 mod k8s;
 mod licences;
 #[cfg(test)]
@@ -56,6 +57,8 @@ enum Chore {
     Chart,
     /// Makes include/tiexec.h anew, from the C API of libtiexec
     Header,
+    /// Makes the lists of docs/interfaces anew, from the definitions of options, keys, metrics and the other interfaces
+    Interfaces,
     /// Makes THIRD-PARTY.md anew, from the crates that are linked
     Licences,
     Context(context::Context),
@@ -84,6 +87,7 @@ fn main() -> Result<ExitCode> {
         Chore::Guide => guide::write()?,
         Chore::Chart => k8s::chart::write()?,
         Chore::Header => header::write()?,
+        Chore::Interfaces => interfaces::write()?,
         Chore::Licences => licences::write()?,
         Chore::Context(context) => context.write()?,
         Chore::Release(release) => return release.run(),

@@ -9,7 +9,7 @@ use clap::Args;
 
 use crate::repository;
 use crate::vm::Arch;
-use crate::{guide, k8s, licences, vm};
+use crate::{guide, interfaces, k8s, licences, vm};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -39,6 +39,7 @@ impl Release {
         report("changelog", changelog(&read("CHANGELOG.md")?));
         report("guide", current(&guide::page()?, &guide::text(), "cargo xtask guide"));
         report("licences", current(&licences::file()?, &licences::list()?, "cargo xtask licences"));
+        report("interfaces", interfaces::check());
         report("manual", manual());
         report("completions", completions());
         report("kernels", vm::check_recorded());

@@ -8,7 +8,7 @@
 //! - [`reconcile`]: the loop that compares all processes with the rules. Events only make a comparison come sooner.
 //! - `treat`: the work on processes, in a child process.
 //! - `guard`: crashes soon after a switch.
-//! - [`speak`]: the agent's answers to clients, and `metrics`: the figures.
+//! - [`speak`]: the agent's answers to clients, and [`metrics`]: the figures.
 //! - [`off`]: the files that stop the agent from starting work.
 //! - [`nodes`]: the share of nodes on which a rule acts.
 //! - `young`: processes that have not run for `min-age`; `forked`: those of them that were forked and execute nothing.
@@ -32,7 +32,7 @@ mod launches;
 pub mod machine;
 mod matching_files;
 mod measure;
-mod metrics;
+pub mod metrics;
 pub mod nodes;
 pub mod off;
 pub mod pod_watch;

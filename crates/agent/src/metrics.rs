@@ -64,6 +64,23 @@ pub(crate) struct Metrics {
     taken: Gauge,
 }
 
+/// Returns the figures in the form that the agent publishes, with one series of each kind: what a monitoring system may
+/// expect.
+pub fn example() -> String {
+    let metrics = Metrics::new();
+    metrics.count(true, "", Some(0));
+    let share =
+        Share { rule: String::new(), unit: None, text_bytes: 0, huge: vec![(String::new(), 0)] };
+    metrics.text(&Figures {
+        shares: vec![share],
+        copies_bytes: 0,
+        store_bytes: 0,
+        quarantined: 0,
+        drained: false,
+        host_splits: false,
+    })
+}
+
 /// The figures of one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {

@@ -40,6 +40,28 @@ use crate::verdicts::by_copies;
 pub const DIRECTORY: &str = "/etc/tiexec/conf.d";
 /// The default of `min-age`.
 pub const MIN_AGE: Duration = Duration::from_secs(10);
+/// The keys of a rule, besides [settings](At::Rule). The agent ignores all others, with a warning.
+pub const KEYS: [&str; 17] = [
+    "name",
+    "exe",
+    "unit",
+    "cgroup",
+    "user",
+    "pod",
+    "min-text",
+    "min-age",
+    "action",
+    "nodes",
+    "canary",
+    "canary-slice",
+    "canary-counter",
+    "canary-prometheus",
+    "canary-query",
+    "canary-guard",
+    "canary-guard-query",
+];
+/// The keys of the table `[agent]`.
+pub const AGENT_KEYS: [&str; 2] = ["max-copies", "max-memory-pressure"];
 /// Most bytes of one file.
 const LONGEST: u64 = 1 << 20;
 
@@ -431,7 +453,9 @@ impl Rules {
         Ok(())
     }
 
-    fn take_limits(&mut self, agent: Table, unknown: &mut Vec<String>) -> Result<(), String> {
+    fn take_limits(&mut self, mut agent: Table, unknown: &mut Vec<String>) -> Result<(), String> {
+        let others = set_aside(&mut agent, |key| AGENT_KEYS.contains(&key));
+        unknown.extend(others.iter().map(|key| format!("agent.{key}")));
         for (key, value) in agent {
             match (key.as_str(), &value) {
                 ("max-copies", Value::String(text)) => {
@@ -458,7 +482,7 @@ impl Rules {
                         value_shown(value)
                     ));
                 }
-                _ => unknown.push(format!("agent.{key}")),
+                _ => {}
             }
         }
         Ok(())
@@ -477,11 +501,20 @@ fn line_at(text: &str, start: usize) -> usize {
     text.bytes().take(start).filter(|&byte| byte == b'\n').count() + 1
 }
 
+/// Removes the keys that are unknown, and returns them.
+fn set_aside(table: &mut Table, is_known: impl Fn(&str) -> bool) -> Vec<String> {
+    let unknown: Vec<String> = table.keys().filter(|key| !is_known(key)).cloned().collect();
+    table.retain(|key, _| is_known(key));
+    unknown
+}
+
 fn rule_of(
     mut table: Table,
     place: (PathBuf, usize),
     unknown: &mut Vec<String>,
 ) -> Result<Rule, String> {
+    let is_known = |key: &str| KEYS.contains(&key) || Setting::is_at(At::Rule, key);
+    unknown.extend(set_aside(&mut table, is_known));
     let name = text_of(&mut table, "name")?.ok_or("it has no name")?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
@@ -542,10 +575,6 @@ fn rule_of(
     }
     let mut settings = Settings::default();
     for (key, value) in table {
-        if !Setting::is_at(At::Rule, &key) {
-            unknown.push(key);
-            continue;
-        }
         if needs_canary && !matches!(key.as_str(), "backing" | "edges") {
             return Err(format!("a rule with a canary has no {key}: no canary is about that"));
         }

@@ -1,29 +1,39 @@
 //! Exit statuses: a documented contract, in one place.
 
-/// Launch: any failure of tiexec itself, including usage. The program has not run.
-pub const LAUNCH_FAILED: u8 = 125;
-/// Launch: the program was found but cannot be executed.
-pub const CANNOT_EXECUTE: u8 = 126;
-/// Launch: the program was not found.
-pub const NOT_FOUND: u8 = 127;
+/// Makes the constants, and [`ALL`] of them.
+macro_rules! statuses {
+    ($($(#[doc = $meaning:literal])+ $name:ident = $status:literal;)+) => {
+        $($(#[doc = $meaning])+ pub const $name: u8 = $status;)+
 
-/// `tiexecctl`: done, or already in place.
-pub const OK: u8 = 0;
-/// `tiexecctl`: failed; the target is unchanged.
-pub const FAILED: u8 = 1;
-/// `tiexecctl`: the command line is wrong.
-pub const USAGE: u8 = 2;
-/// `tiexecctl`: done for some of the named objects, and not for the rest.
-pub const PARTIAL: u8 = 3;
-/// `tiexecctl`: there is no such process (any more).
-pub const GONE: u8 = 4;
-/// `tiexecctl`: not permitted.
-pub const NOT_PERMITTED: u8 = 5;
+        /// All statuses, each with its meaning.
+        pub const ALL: &[(u8, &str)] = &[$(($status, concat!($($meaning),+))),+];
+    };
+}
 
-/// `tiexecctl canary`: the canary ran to its end without a proof that copies are better, and everything is reverted.
-pub const NOT_BETTER: u8 = 6;
-/// `tiexecctl canary`: the guard ended the canary, and everything is reverted.
-pub const GUARD: u8 = 7;
+statuses! {
+    /// `tiexec`: any failure of tiexec itself, including usage. The program has not run.
+    LAUNCH_FAILED = 125;
+    /// `tiexec`: the program was found but cannot be executed.
+    CANNOT_EXECUTE = 126;
+    /// `tiexec`: the program was not found.
+    NOT_FOUND = 127;
+    /// `tiexecctl`: done, or already in place.
+    OK = 0;
+    /// `tiexecctl`: failed; the target is unchanged.
+    FAILED = 1;
+    /// `tiexecctl`: the command line is wrong.
+    USAGE = 2;
+    /// `tiexecctl`: done for some of the named objects, and not for the rest.
+    PARTIAL = 3;
+    /// `tiexecctl`: there is no such process (any more).
+    GONE = 4;
+    /// `tiexecctl`: not permitted.
+    NOT_PERMITTED = 5;
+    /// `tiexecctl canary`: the canary ran to its end without a proof that copies are better, and everything is reverted.
+    NOT_BETTER = 6;
+    /// `tiexecctl canary`: the guard ended the canary, and everything is reverted.
+    GUARD = 7;
+}
 
 /// `tiexecctl bench`, `tiexecctl canary`: this signal ended the command early. Returns the status that a shell would
 /// report.
