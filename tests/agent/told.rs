@@ -27,6 +27,7 @@ fn ask_on(mut socket: impl Read + Write, path: &str) -> (String, String) {
     let mut text = String::new();
     socket.read_to_string(&mut text).expect("it answers");
     let (head, content) = text.split_once("\r\n\r\n").expect("a head");
+    support::schema::check(content.as_bytes(), path);
     (head.lines().next().expect("a line").to_owned(), content.to_owned())
 }
 

@@ -14,6 +14,7 @@ mod narrow;
 mod perf;
 mod progress;
 mod restart;
+mod schemas;
 mod selected;
 mod split_host;
 mod top;

@@ -257,6 +257,9 @@ fn generated(src: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use serde_json::Value;
 
     use super::*;
 
@@ -276,6 +279,83 @@ mod tests {
         for (path, text) in made {
             let lines = text.lines().filter(|line| !line.starts_with('#'));
             assert!(lines.count() > 5, "{}: {text}", path.display());
+        }
+    }
+
+    /// Returns the JSON Schemas by their kinds.
+    fn schemas() -> BTreeMap<String, Value> {
+        let files = crate::docs::files(Path::new("docs/interfaces/json"), "json");
+        let kind = |path: &Path| path.file_stem().unwrap().to_string_lossy().into_owned();
+        files.iter().map(|(path, text)| (kind(path), serde_json::from_str(text).unwrap())).collect()
+    }
+
+    /// Returns the kinds of objects that the code of our crates names as literals.
+    fn kinds_in_code() -> BTreeSet<String> {
+        let sources = crate::docs::files(Path::new("crates"), "rs");
+        let literals = sources.values().flat_map(|text| {
+            let code = text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default();
+            let code = code.replace("&'static str", "&str");
+            let starts = ["\"kind\": \"", " kind: \"", "KIND: &str = \"", "as_json(\""];
+            let after = starts.map(|start| {
+                let rest = code.split(start).skip(1).filter_map(|rest| rest.split_once('"'));
+                rest.map(|(kind, _)| kind.to_owned()).collect::<Vec<_>>()
+            });
+            after.into_iter().flatten().collect::<Vec<_>>()
+        });
+        literals.collect()
+    }
+
+    #[test]
+    fn every_kind_of_json_has_a_schema() {
+        let mut kinds = kinds_in_code();
+        // The data of an HTML page are for the page's own script.
+        assert!(kinds.remove("page") && kinds.len() > 15, "{kinds:?}");
+        let reports = ["launch", "attach", "inspect", "inspect_sum", "attach_sum", "revert_sum"];
+        kinds.extend(reports.map(str::to_owned));
+        assert_eq!(kinds, schemas().into_keys().collect());
+    }
+
+    #[test]
+    fn every_schema_is_compared_with_output() {
+        let list = repository().unwrap().join("tests/support/src/schema.rs");
+        let list = fs::read_to_string(list).unwrap();
+        for (kind, schema) in schemas() {
+            assert!(list.contains(&format!("        \"{kind}\",\n")), "{kind}");
+            let fields = &schema["properties"];
+            assert_eq!(fields["kind"]["const"], kind);
+            assert!(fields["schema"]["const"].is_u64(), "{kind}");
+            for field in ["schema", "kind"] {
+                assert!(schema["required"].as_array().unwrap().contains(&field.into()), "{kind}");
+            }
+        }
+    }
+
+    /// Adds the names of all fields in a schema.
+    fn add_fields(schema: &Value, fields: &mut BTreeSet<String>) {
+        if let Value::Object(properties) = &schema["properties"] {
+            fields.extend(properties.keys().cloned());
+        }
+        match schema {
+            Value::Object(members) => members.values().for_each(|part| add_fields(part, fields)),
+            Value::Array(parts) => parts.iter().for_each(|part| add_fields(part, fields)),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn every_field_of_json_is_in_the_manual() {
+        let manual: String =
+            crate::docs::files(Path::new("docs/man"), "in").into_values().collect();
+        let is_of_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+        let words: BTreeSet<&str> = manual.split(|letter| !is_of_word(letter)).collect();
+        for (kind, schema) in schemas() {
+            let mut fields = BTreeSet::new();
+            add_fields(&schema, &mut fields);
+            fields.retain(|field| !words.contains(field.as_str()));
+            assert!(
+                fields.is_empty(),
+                "no manual page explains these fields of {kind}: {fields:?}"
+            );
         }
     }
 }

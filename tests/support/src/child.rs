@@ -232,6 +232,9 @@ impl Held {
                 );
             }
         }
+        for stream in [&self.out, &self.err] {
+            super::schema::check(&stream.got, &self.command);
+        }
         Done {
             status,
             stdout: std::mem::take(&mut self.out.got),

@@ -25,6 +25,7 @@ pub mod places;
 pub mod podman;
 pub mod programs;
 pub mod pty;
+pub mod schema;
 pub mod smaps;
 pub mod store;
 mod stuck;

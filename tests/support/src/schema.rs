@@ -1,0 +1,87 @@
+//! The JSON of the programs under test, compared with the schema of its kind in `docs/interfaces/json`.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use jsonschema::Validator;
+use serde_json::Value;
+
+/// Reads the schemas of these kinds.
+macro_rules! schemas {
+    ($($kind:literal),+ $(,)?) => {
+        [$(($kind, include_str!(concat!("../../../docs/interfaces/json/", $kind, ".json")))),+]
+    };
+}
+
+static SCHEMAS: LazyLock<BTreeMap<&str, Validator>> = LazyLock::new(|| {
+    let schemas = schemas![
+        "advise",
+        "agent",
+        "attach",
+        "attach_sum",
+        "bench",
+        "canary",
+        "canary_verdicts",
+        "doctor",
+        "enable",
+        "inspect",
+        "inspect_sum",
+        "launch",
+        "plan",
+        "quarantine",
+        "revert",
+        "revert_sum",
+        "rules",
+        "scan",
+        "status",
+        "store_add",
+        "store_list",
+        "store_prune",
+        "store_remove",
+        "store_verify",
+        "warm",
+    ];
+    let validator = |(kind, text): (&'static str, &str)| {
+        let mut schema = serde_json::from_str(text).unwrap_or_else(|e| panic!("{kind}.json: {e}"));
+        close(&mut schema);
+        (kind, jsonschema::validator_for(&schema).unwrap_or_else(|e| panic!("{kind}.json: {e}")))
+    };
+    schemas.into_iter().map(validator).collect()
+});
+
+/// Allows no fields besides those that a schema names. Readers of our JSON must accept new fields, but a new field belongs
+/// into the schema.
+fn close(schema: &mut Value) {
+    match schema {
+        Value::Object(members) => {
+            if members.contains_key("properties") {
+                members.entry("additionalProperties").or_insert(false.into());
+            }
+            members.values_mut().for_each(close);
+        }
+        Value::Array(items) => items.iter_mut().for_each(close),
+        _ => {}
+    }
+}
+
+/// Checks each line of an output that is JSON of ours: an object with `schema` and `kind`. Returns how many such lines there are.
+///
+/// # Panics
+/// A line is not as the schema of its kind says, or its kind has no schema.
+pub fn check(output: &[u8], whose: &str) -> usize {
+    let lines = output.split(|&byte| byte == b'\n').filter(|line| line.starts_with(b"{"));
+    let objects = lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+    let ours = objects.filter(|object| object["schema"].is_u64() && object["kind"].is_string());
+    ours.inspect(|object| assert_valid(object, whose)).count()
+}
+
+fn assert_valid(object: &Value, whose: &str) {
+    let kind = object["kind"].as_str().unwrap_or_default();
+    let file = format!("docs/interfaces/json/{kind}.json");
+    let schema =
+        SCHEMAS.get(kind).unwrap_or_else(|| panic!("there is no {file}: {whose}: {object}"));
+    let errors = schema.iter_errors(object);
+    let errors = errors.map(|error| format!("{}: {error}", error.instance_path()));
+    let errors: Vec<String> = errors.collect();
+    assert!(errors.is_empty(), "{file}: {}\n{whose}: {object}", errors.join("\n"));
+}
