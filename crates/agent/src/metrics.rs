@@ -1,7 +1,7 @@
 //! The figures for Prometheus, each defined here.
 //!
 //! Users decide which programs they run and in which units of their own, so they could create any number of series. A
-//! label therefore names a unit of the system or is `other`, and there are at most [`MOST`] pairs of rule and unit.
+//! label therefore names a unit of the system or is `other`, and there are at most `MOST` pairs of rule and unit.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
