@@ -98,6 +98,8 @@ fn remove_takes_the_images_of_the_files_it_is_given() {
     let one = public.add(&program("hold", Kind::DynamicPie), "one", 0o755);
     let other = public.add(&program("hold", Kind::StaticPie), "other", 0o755);
     let (image, others) = (add(&one), add(&other));
+    let again = json(&["add", one.to_str().expect("UTF-8"), "--json"]);
+    assert_eq!(again["images"][0]["image"], image.to_str().expect("UTF-8"), "{again}");
     let done = ctl(["remove".as_ref(), one.as_os_str(), "/no/such/file".as_ref()]);
     done.assert_code(3);
     assert!(
