@@ -1,9 +1,12 @@
 /* A plugin for QEMU's user mode (7.2 or later) that writes in which pages a program executes and which pages of data it touches:
-     qemu-x86_64 -plugin pages.so,out=FILE[,go=FILE][,count=N] PROGRAM...
-   The recording begins when the file `go` exists, or at once without `go`, and stops after `count` instructions.
+     qemu-x86_64 -plugin pages.so,out=FILE[,go=FILE][,count=N[,gap=N,windows=N]][,maps=FILE] PROGRAM...
+   The recording begins when the file `go` exists, or at once without `go`, and stops after `count` instructions. With `windows`, it
+   records so many windows of `count` instructions, and leaves out `gap` instructions before each one. With `maps`, it copies
+   /proc/self/maps there after each window, and ends the program after the last one. The addresses are the program's own, unless QEMU
+   has to move the program. Children of the program are not recorded.
 
    Each record is 8 bytes: a page's number << 16, then either the instructions executed there before another page << 1, or 1 for a page
-   of data. Only data accesses that miss the first level of a data TLB are written (Skylake: 64 entries in 4 ways), because only they
+   of data; 0 ends a window. Only data accesses that miss the first level of a data TLB are written (Skylake: 64 entries in 4 ways), because only they
    compete with text for the second level. All threads share one stream, as on one processor: pin QEMU to one (taskset). */
 #include <pthread.h>
 #include <stdbool.h>
@@ -34,9 +37,9 @@ enum { PAGE_BITS = 12, LEAST_BITS = 16, MOST_RUN = (1 << 15) - 1, DATA_SETS = 16
 
 static pthread_spinlock_t lock;
 static FILE *out;
-static const char *go;
+static const char *go, *maps;
 static volatile bool on;
-static uint64_t left = UINT64_MAX, page, run;
+static uint64_t count = UINT64_MAX, gap, windows = 1, left, skip, page, run;
 static uint64_t data[DATA_SETS][DATA_WAYS];
 
 static void put(uint64_t number, uint64_t what)
@@ -51,30 +54,65 @@ static void end_run(void)
         put(page, (run < MOST_RUN ? run : MOST_RUN) << 1);
 }
 
-static void executed(unsigned vcpu, void *block)
+static void write_maps(void)
+{
+    char buffer[1 << 12];
+    FILE *from = fopen("/proc/self/maps", "re"), *to = fopen(maps, "we");
+    if (!from || !to)
+        _exit(1);
+    for (size_t read; (read = fread(buffer, 1, sizeof buffer, from));)
+        fwrite(buffer, 1, read, to);
+    fclose(from);
+    if (fclose(to))
+        _exit(1);
+}
+
+static void end_window(void)
+{
+    on = false;
+    end_run();
+    put(0, 0);
+    fflush(out);
+    left = count;
+    skip = gap;
+    windows--;
+    if (maps) {
+        write_maps();
+        if (!windows)
+            _exit(0);
+    }
+}
+
+/* Returns whether the recording is on, after so many more instructions. The counts need no lock, because they are accurate enough. */
+static bool begins(uint64_t instructions)
 {
     static uint32_t looks;
-    (void)vcpu;
-    if (!on) {
-        /* The count needs no lock, because it is accurate enough without one. */
-        if (go && left && ++looks % LOOK_EVERY == 0 && access(go, F_OK) == 0)
-            on = true;
-        return;
+    if (!windows || (go && (++looks % LOOK_EVERY || access(go, F_OK))))
+        return false;
+    go = 0;
+    if (skip > instructions) {
+        skip -= instructions;
+        return false;
     }
+    return on = true;
+}
+
+static void executed(unsigned vcpu, void *block)
+{
+    (void)vcpu;
     /* A block's page and its number of instructions there, in one word, as in a record. */
-    uint64_t number = (uintptr_t)block >> LEAST_BITS, count = (uintptr_t)block & MOST_RUN;
+    uint64_t number = (uintptr_t)block >> LEAST_BITS, more = (uintptr_t)block & MOST_RUN;
+    if (!on && !begins(more))
+        return;
     pthread_spin_lock(&lock);
     if (number != page) {
         end_run();
         page = number;
     }
-    run += count;
-    left -= left < count ? left : count;
-    if (!left && on) {
-        on = false;
-        end_run();
-        fflush(out);
-    }
+    run += more;
+    left -= left < more ? left : more;
+    if (!left && on)
+        end_window();
     pthread_spin_unlock(&lock);
 }
 
@@ -120,10 +158,17 @@ static void ended(qemu_plugin_id_t id, void *none)
 {
     (void)id, (void)none;
     pthread_spin_lock(&lock);
-    on = false;
-    end_run();
-    fflush(out);
+    if (windows) {
+        windows = 1;
+        end_window();
+    }
     pthread_spin_unlock(&lock);
+}
+
+static void in_child(void)
+{
+    on = false;
+    windows = 0;
 }
 
 __attribute__((visibility("default"))) int qemu_plugin_install(qemu_plugin_id_t id, const void *info, int argc, char **argv)
@@ -134,14 +179,22 @@ __attribute__((visibility("default"))) int qemu_plugin_install(qemu_plugin_id_t 
             out = fopen(argv[i] + 4, "we");
         else if (!strncmp(argv[i], "go=", 3))
             go = strdup(argv[i] + 3);
+        else if (!strncmp(argv[i], "maps=", 5))
+            maps = strdup(argv[i] + 5);
         else if (!strncmp(argv[i], "count=", 6))
-            left = strtoull(argv[i] + 6, 0, 10);
+            count = strtoull(argv[i] + 6, 0, 10);
+        else if (!strncmp(argv[i], "gap=", 4))
+            gap = strtoull(argv[i] + 4, 0, 10);
+        else if (!strncmp(argv[i], "windows=", 8))
+            windows = strtoull(argv[i] + 8, 0, 10);
         else
             return 1;
     }
-    if (!out || !left)
+    if (!out || !count || !windows)
         return 1;
-    on = !go;
+    left = count;
+    skip = gap;
+    pthread_atfork(0, 0, in_child);
     pthread_spin_init(&lock, PTHREAD_PROCESS_PRIVATE);
     qemu_plugin_register_vcpu_tb_trans_cb(id, translated);
     qemu_plugin_register_atexit_cb(id, ended, 0);
