@@ -101,12 +101,21 @@ fn roff(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     #[test]
     fn the_page_is_what_the_code_says() {
         let page = fs::read_to_string(page().unwrap()).unwrap();
         assert!(page == text(), "fix: cargo xtask guide");
+    }
+
+    #[test]
+    fn who_gains_is_what_the_traces_say() {
+        let atlas = repository().unwrap().join("bench/atlas");
+        let checked = Command::new(atlas).args(["page", "--check", "git"]).output().unwrap();
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
     }
 
     #[test]
