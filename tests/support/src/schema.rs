@@ -13,7 +13,10 @@ macro_rules! schemas {
     };
 }
 
-static SCHEMAS: LazyLock<BTreeMap<&str, Validator>> = LazyLock::new(|| {
+/// Made when an object of its kind is seen first: most test programs see few kinds.
+type Lazy = LazyLock<Validator, Box<dyn FnOnce() -> Validator + Send>>;
+
+static SCHEMAS: LazyLock<BTreeMap<&str, Lazy>> = LazyLock::new(|| {
     let schemas = schemas![
         "advise",
         "agent",
@@ -41,13 +44,15 @@ static SCHEMAS: LazyLock<BTreeMap<&str, Validator>> = LazyLock::new(|| {
         "store_verify",
         "warm",
     ];
-    let validator = |(kind, text): (&'static str, &str)| {
-        let mut schema = serde_json::from_str(text).unwrap_or_else(|e| panic!("{kind}.json: {e}"));
-        close(&mut schema);
-        (kind, jsonschema::validator_for(&schema).unwrap_or_else(|e| panic!("{kind}.json: {e}")))
-    };
-    schemas.into_iter().map(validator).collect()
+    let lazy = |(kind, text)| (kind, Lazy::new(Box::new(move || validator(kind, text))));
+    schemas.into_iter().map(lazy).collect()
 });
+
+fn validator(kind: &str, text: &str) -> Validator {
+    let mut schema = serde_json::from_str(text).unwrap_or_else(|e| panic!("{kind}.json: {e}"));
+    close(&mut schema);
+    jsonschema::validator_for(&schema).unwrap_or_else(|e| panic!("{kind}.json: {e}"))
+}
 
 /// Allows no fields besides those that a schema names. Readers of our JSON must accept new fields, but a new field belongs
 /// into the schema.
