@@ -31,6 +31,11 @@ def spread(values, unit=1, form="{:.1f}"):
     return low if low == high else f"{low} to {high}"
 
 
+def beyond_neighbours(turns, between):
+    """How much each of `turns` is larger than the mean of the values right before and after it. `between` has one value more."""
+    return [turn - (before + after) / 2 for before, turn, after in zip(between, turns, between[1:])]
+
+
 def goal(found, limit):
     """Whether the whole interval of `found` (a summary) lies at or below `limit`, above it, or neither."""
     low, high = found["interval"]

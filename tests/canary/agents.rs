@@ -170,10 +170,11 @@ fn a_canary_gets_nothing_of_the_agents_and_ends_with_it() {
     let script = "exec 9</etc/shadow && exec \"$@\"";
     let front = ["env", "PASSWORD=secret", "sh", "-c", script, "sh"];
     let agent = Run::new(tiexecd(), server.files()).plain().behind(front).start();
-    let own = PathBuf::from(format!("/proc/{}", agent.pid()));
+    let process = |pid: i32| PathBuf::from(format!("/proc/{pid}"));
+    let own = process(agent.pid());
     eventually("it is on copies", || switched(server.pid()) > 0);
     assert!(has_secret(&own) && has_open(&own, "/etc/shadow"), "the agent has the secrets");
-    let canary = child_with(agent.pid(), "canary").expect("a canary");
+    let canary = process(child_with(agent.pid(), "canary").expect("a canary"));
     assert!(!has_secret(&canary), "its environment");
     assert!(!has_open(&canary, "/etc/shadow"), "its descriptors");
     agent.signal(libc::SIGKILL);

@@ -70,9 +70,12 @@ fn ld_so_has_no_right_of_roots() {
         let script = "exec 9</etc/shadow && exec \"$@\"";
         let front = ["env", "PASSWORD=secret", "sh", "-c", script, "sh"];
         let command = warm(&needs.program).behind(front).start();
-        let ld_so = || child_with(command.pid(), "--list");
-        eventually("ld.so runs", || ld_so().is_some());
-        let ld_so = ld_so().expect("as just seen");
+        let mut ld_so = None;
+        eventually("ld.so runs", || {
+            ld_so = child_with(command.pid(), "--list");
+            ld_so.is_some()
+        });
+        let ld_so = PathBuf::from(format!("/proc/{}", ld_so.expect("just found")));
         let status = std::fs::read_to_string(ld_so.join("status")).expect("it waits");
         let line = |name: &str| {
             let mut lines = status.lines().filter_map(|line| line.strip_prefix(name));

@@ -171,7 +171,7 @@ fn keys() -> Vec<String> {
 
 fn rule_keys() -> Vec<String> {
     let rule = rules::KEYS.iter().map(|key| format!("[[rule]] {key}"));
-    rule.chain(rules::AGENT_KEYS.iter().map(|key| format!("[agent] {key}"))).collect()
+    rule.chain(rules::agent_keys().map(|key| format!("[agent] {key}"))).collect()
 }
 
 /// Returns the metrics of an example of the agent's figures.

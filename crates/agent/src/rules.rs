@@ -60,8 +60,34 @@ pub const KEYS: [&str; 17] = [
     "canary-guard",
     "canary-guard-query",
 ];
-/// The keys of the table `[agent]`.
-pub const AGENT_KEYS: [&str; 2] = ["max-copies", "max-memory-pressure"];
+/// The keys of the table `[agent]`, each with what reads its value.
+const AGENT_KEYS: [(&str, fn(&mut Limits, &Value) -> Result<(), String>); 2] = [
+    ("max-copies", |limits, value| {
+        let Value::String(text) = value else {
+            return Err(format!("{} is not a size in quotes such as \"1GiB\"", value_shown(value)));
+        };
+        limits.max_copies = parse_bytes(text).map_err(|error| error.to_string())?;
+        Ok(())
+    }),
+    ("max-memory-pressure", |limits, value| {
+        let percent = match value {
+            Value::Integer(percent) => Some(*percent as f64),
+            Value::Float(percent) => Some(*percent),
+            _ => None,
+        };
+        let Some(percent) = percent.filter(|percent| (0.0..=100.0).contains(percent)) else {
+            return Err(format!("{} is not a percentage from 0 to 100", value_shown(value)));
+        };
+        limits.max_memory_pressure = percent;
+        Ok(())
+    }),
+];
+
+/// The names of the keys of the table `[agent]`.
+pub fn agent_keys() -> impl Iterator<Item = &'static str> {
+    AGENT_KEYS.iter().map(|(key, _)| *key)
+}
+
 /// Most bytes of one file.
 const LONGEST: u64 = 1 << 20;
 
@@ -454,37 +480,12 @@ impl Rules {
     }
 
     fn take_limits(&mut self, mut agent: Table, unknown: &mut Vec<String>) -> Result<(), String> {
-        let others = set_aside(&mut agent, |key| AGENT_KEYS.contains(&key));
-        unknown.extend(others.iter().map(|key| format!("agent.{key}")));
-        for (key, value) in agent {
-            match (key.as_str(), &value) {
-                ("max-copies", Value::String(text)) => {
-                    self.limits.max_copies = parse_bytes(text)
-                        .map_err(|error| format!("[agent]: max-copies: {error}"))?;
-                }
-                ("max-memory-pressure", Value::Integer(percent @ 0..=100)) => {
-                    self.limits.max_memory_pressure = *percent as f64;
-                }
-                ("max-memory-pressure", Value::Float(percent))
-                    if (0.0..=100.0).contains(percent) =>
-                {
-                    self.limits.max_memory_pressure = *percent;
-                }
-                ("max-copies", value) => {
-                    return Err(format!(
-                        "[agent]: max-copies: {} is not a size in quotes such as \"1GiB\"",
-                        value_shown(value)
-                    ));
-                }
-                ("max-memory-pressure", value) => {
-                    return Err(format!(
-                        "[agent]: max-memory-pressure: {} is not a percentage from 0 to 100",
-                        value_shown(value)
-                    ));
-                }
-                _ => {}
+        for (key, read) in AGENT_KEYS {
+            if let Some(value) = agent.remove(key) {
+                read(&mut self.limits, &value).map_err(|what| format!("[agent]: {key}: {what}"))?;
             }
         }
+        unknown.extend(agent.into_iter().map(|(key, _)| format!("agent.{key}")));
         Ok(())
     }
 }

@@ -25,7 +25,7 @@ statuses! {
     USAGE = 2;
     /// `tiexecctl`: done for some of the named objects, and not for the rest.
     PARTIAL = 3;
-    /// `tiexecctl`: there is no such process (any more).
+    /// `tiexecctl`: the process has ended, or never existed.
     GONE = 4;
     /// `tiexecctl`: not permitted.
     NOT_PERMITTED = 5;

@@ -69,7 +69,8 @@ fn close(schema: &mut Value) {
     }
 }
 
-/// Checks each line of an output that is JSON of ours: an object with `schema` and `kind`. Returns how many such lines there are.
+/// Compares each object of TiExec in an output with the schema of its kind, and returns their number. Such an object is a
+/// line of JSON with `schema` and `kind`.
 ///
 /// # Panics
 /// A line is not as the schema of its kind says, or its kind has no schema.

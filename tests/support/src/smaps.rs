@@ -1,7 +1,7 @@
 //! A parser of `/proc/PID/smaps` that is independent of the project's crates.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::OnceLock;
 
 /// One mapping and its counters, in bytes.
@@ -218,11 +218,10 @@ pub fn children(pid: i32) -> Vec<i32> {
         .collect()
 }
 
-/// The directory in `/proc` of the child whose first argument is this word.
-pub fn child_with(pid: i32, argument: &str) -> Option<PathBuf> {
-    let mut all = children(pid).into_iter().map(|pid| PathBuf::from(format!("/proc/{pid}")));
-    all.find(|one| {
-        let line = std::fs::read(one.join("cmdline")).unwrap_or_default();
+/// The PID of the child whose first argument is this word.
+pub fn child_with(pid: i32, argument: &str) -> Option<i32> {
+    children(pid).into_iter().find(|child| {
+        let line = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
         line.split(|&byte| byte == 0).nth(1) == Some(argument.as_bytes())
     })
 }
