@@ -248,7 +248,7 @@ pub(crate) fn poll_unblocked(
     time: Option<Duration>,
 ) -> Result<usize, SysError> {
     let time = time.map(|time| libc::timespec {
-        tv_sec: libc::time_t::try_from(time.as_secs()).unwrap_or(libc::time_t::MAX),
+        tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: time.subsec_nanos().into(),
     });
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);

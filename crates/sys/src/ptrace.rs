@@ -12,7 +12,7 @@
 //! - single-step: the trap flag stays set and the tracee dies of SIGTRAP. So there is no
 //!   `PTRACE_SINGLESTEP` here.
 
-use libc::{c_long, c_uint, c_void};
+use libc::{c_int, c_long, c_void};
 use rustix::process::Pid;
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::seccomp::Instruction;
@@ -39,14 +39,16 @@ impl Options {
 
 fn request(
     call: &'static str,
-    request: c_uint,
+    // The C libraries differ in the type.
+    request: impl Into<c_long>,
     pid: Pid,
     addr: *mut c_void,
     data: *mut c_void,
 ) -> Result<c_long, SysError> {
+    let (request, pid) = (request.into(), pid.as_raw_nonzero().get());
     // SAFETY: each caller in this file passes the pointers that its request needs: live buffers of the
     // length named, or integers that the kernel does not dereference.
-    let returned = unsafe { libc::ptrace(request, pid.as_raw_nonzero().get(), addr, data) };
+    let returned = unsafe { libc::syscall(libc::SYS_ptrace, request, pid, addr, data) };
     check(call, returned)
 }
 
@@ -134,7 +136,7 @@ pub struct Rseq {
     pub area: u64,
 }
 
-const PTRACE_GET_RSEQ_CONFIGURATION: c_uint = 0x420f;
+const PTRACE_GET_RSEQ_CONFIGURATION: c_int = 0x420f;
 
 /// `PTRACE_GET_RSEQ_CONFIGURATION`, since Linux 5.13; `None` if a thread may have registered an area and
 /// the kernel cannot report it.
@@ -163,7 +165,7 @@ fn has_rseq() -> bool {
     !(answer == -1 && crate::Errno::last().0 == libc::ENOSYS)
 }
 
-const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: c_uint = 0x4211;
+const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: c_int = 0x4211;
 
 /// `PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG`, since Linux 6.4 — returns whether syscall user dispatch is
 /// enabled for the thread (prctl(2), `PR_SET_SYSCALL_USER_DISPATCH`): its system calls then become SIGSYS.
@@ -184,7 +186,7 @@ pub fn syscalls_are_dispatched(pid: Pid) -> Result<bool, SysError> {
     }
 }
 
-const PTRACE_SECCOMP_GET_FILTER: c_uint = 0x420c;
+const PTRACE_SECCOMP_GET_FILTER: c_int = 0x420c;
 
 /// `PTRACE_SECCOMP_GET_FILTER`, since Linux 4.4 with `CONFIG_CHECKPOINT_RESTORE` — returns the seccomp
 /// filters of a stopped thread, the first installed one first. Each thread has its own filters
@@ -382,12 +384,30 @@ pub enum SyscallStop {
     None,
 }
 
-fn syscall_info(pid: Pid) -> Result<libc::ptrace_syscall_info, SysError> {
-    // SAFETY: an all-zero ptrace_syscall_info is valid: integers and a union of integers.
-    let mut info: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
+/// `PTRACE_GET_SYSCALL_INFO`, `PTRACE_SYSCALL_INFO_ENTRY`, `PTRACE_SYSCALL_INFO_EXIT` (`include/uapi/linux/ptrace.h`).
+const GET_SYSCALL_INFO: c_int = 0x420e;
+const ENTRY: u8 = 1;
+const EXIT: u8 = 2;
+
+/// `struct ptrace_syscall_info` (`include/uapi/linux/ptrace.h`), as far as this file reads it.
+#[repr(C)]
+#[derive(Default)]
+struct SyscallInfo {
+    op: u8,
+    arch: u32,
+    instruction_pointer: u64,
+    stack_pointer: u64,
+    /// At the entry: the number of the call. At the exit: its answer.
+    number_or_answer: u64,
+    args: [u64; 6],
+}
+
+fn syscall_info(pid: Pid) -> Result<SyscallInfo, SysError> {
+    let mut info = SyscallInfo::default();
     let call = "ptrace(PTRACE_GET_SYSCALL_INFO)";
+    // The kernel writes no more than this size.
     let size = std::ptr::without_provenance_mut(size_of_val(&info));
-    request(call, libc::PTRACE_GET_SYSCALL_INFO, pid, size, (&raw mut info).cast())?;
+    request(call, GET_SYSCALL_INFO, pid, size, (&raw mut info).cast())?;
     Ok(info)
 }
 
@@ -408,20 +428,12 @@ pub fn syscall_architecture(pid: Pid) -> Result<u32, SysError> {
 pub fn syscall_stop(pid: Pid) -> Result<SyscallStop, SysError> {
     let info = syscall_info(pid)?;
     Ok(match info.op {
-        libc::PTRACE_SYSCALL_INFO_ENTRY => {
-            // SAFETY: `op` says that the kernel filled the `entry` member.
-            let entry = unsafe { info.u.entry };
-            SyscallStop::Entry {
-                number: entry.nr,
-                args: entry.args,
-                next: info.instruction_pointer,
-            }
-        }
-        libc::PTRACE_SYSCALL_INFO_EXIT => {
-            // SAFETY: `op` says that the kernel filled the `exit` member.
-            let exit = unsafe { info.u.exit };
-            SyscallStop::Exit(exit.sval)
-        }
+        ENTRY => SyscallStop::Entry {
+            number: info.number_or_answer,
+            args: info.args,
+            next: info.instruction_pointer,
+        },
+        EXIT => SyscallStop::Exit(info.number_or_answer.cast_signed()),
         _ => SyscallStop::None,
     })
 }

@@ -31,7 +31,7 @@ pub fn is_boosted(tid: Option<Pid>) -> bool {
 
 fn policy(tid: Option<Pid>) -> i32 {
     // SAFETY: sched_getscheduler reads no memory.
-    unsafe { libc::sched_getscheduler(Pid::as_raw(tid)) }
+    unsafe { libc::syscall(libc::SYS_sched_getscheduler, Pid::as_raw(tid)) as i32 }
 }
 
 /// `sched_setscheduler(tid, SCHED_FIFO|SCHED_RESET_ON_FORK, priority)` — schedules a thread before all normal ones, but
@@ -60,11 +60,13 @@ pub fn unboost(tid: Option<Pid>) -> Result<Unboosted, SysError> {
 }
 
 fn set(tid: Option<Pid>, policy: i32, sched_priority: i32) -> Result<(), SysError> {
-    let parameters = libc::sched_param { sched_priority };
+    // `struct sched_param` of the kernel. musl has no such function, because its meaning differs from that of POSIX.
+    let (tid, parameters) = (Pid::as_raw(tid), [sched_priority]);
     // SAFETY: the kernel reads the live structure.
-    let returned =
-        unsafe { libc::sched_setscheduler(Pid::as_raw(tid), policy, &raw const parameters) };
-    check("sched_setscheduler", returned.into())?;
+    let returned = unsafe {
+        libc::syscall(libc::SYS_sched_setscheduler, tid, policy, parameters.as_ptr())
+    };
+    check("sched_setscheduler", returned)?;
     Ok(())
 }
 
