@@ -27,6 +27,7 @@ pub mod lease;
 pub mod local;
 pub mod memory;
 pub mod numa_nodes;
+pub mod orphan;
 pub mod pagecache;
 pub mod pagemap_scan;
 pub mod peer;

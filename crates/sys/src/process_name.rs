@@ -1,6 +1,6 @@
 //! The name and the command line of a process, which `ps` shows and `pgrep` searches.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 
 use tiexec_core::proc::stat::{self, Layout};
 
@@ -50,10 +50,53 @@ impl Role {
 pub(crate) fn call_this(role: Role) {
     let name = role.name();
     let _only_a_name = rustix::thread::set_name(name);
-    let stat = ProcDir::this_process().and_then(|this| this.read("stat"));
-    let layout = stat.ok().and_then(|text| stat::layout(&text).ok());
-    if let Some(title) = layout.and_then(|layout| Title::of(&layout)) {
+    if let Some(title) = Title::of_this() {
+        if title.reach(name) > title.arguments {
+            copy_environment();
+        }
         title.write(name);
+    }
+}
+
+/// A role that this process shows for a moment, so that a process which it forks meanwhile shows the role from its first
+/// moment on. This process must have one thread. Before the end nothing may read its arguments or its environment.
+pub(crate) struct Lent {
+    name: Option<CString>,
+    title: Option<(Title, Vec<u8>)>,
+}
+
+impl Lent {
+    pub(crate) fn begin(role: Role) -> Self {
+        let name = rustix::thread::name().ok();
+        let title = Title::of_this().map(|title| (title, title.get(title.reach(role.name()))));
+        let _only_a_name = rustix::thread::set_name(role.name());
+        if let Some((title, _)) = &title {
+            title.write(role.name());
+        }
+        Self { name, title }
+    }
+
+    /// Keeps the role, in a process that was forked meanwhile.
+    pub(crate) fn keep(self, role: Role) {
+        let into_environment = self
+            .title
+            .as_ref()
+            .is_some_and(|(title, _)| title.reach(role.name()) > title.arguments);
+        if into_environment {
+            // The environment must be whole again before it gets a place of its own.
+            self.end();
+            call_this(role);
+        }
+    }
+
+    /// Shows again what this process had shown before.
+    pub(crate) fn end(self) {
+        if let Some(name) = self.name {
+            let _only_a_name = rustix::thread::set_name(&name);
+        }
+        if let Some((title, bytes)) = self.title {
+            title.put(0, &bytes);
+        }
     }
 }
 
@@ -76,19 +119,32 @@ impl Title {
         Some(Self { start: arg_start, arguments, environment: behind.unwrap_or(0) })
     }
 
+    fn of_this() -> Option<Self> {
+        let stat = ProcDir::this_process().and_then(|this| this.read("stat")).ok()?;
+        Self::of(&stat::layout(&stat).ok()?)
+    }
+
+    /// Returns the length of what `write` may change.
+    fn reach(self, name: &CStr) -> usize {
+        name.to_bytes_with_nul().len().min(self.arguments + self.environment).max(self.arguments)
+    }
+
     fn write(self, name: &CStr) {
         let name = name.to_bytes();
         // The last byte of both stays zero.
         let len = name.len().min(self.arguments + self.environment - 1);
-        let name = &name[..len];
-        if len + 1 > self.arguments {
-            copy_environment();
-        }
-        self.put(0, name);
+        self.put(0, &name[..len]);
         self.put(len, b"\0");
         if len + 1 < self.arguments {
             self.put(self.arguments - 1, b"\x01");
         }
+    }
+
+    /// Returns this many bytes of the arguments and of the environment behind them.
+    fn get(self, len: usize) -> Vec<u8> {
+        assert!(len <= self.arguments + self.environment, "behind the environment");
+        // SAFETY: the bytes are mapped, as in `put`, and no thread writes to them meanwhile.
+        unsafe { std::slice::from_raw_parts(self.start as *const u8, len) }.to_vec()
     }
 
     /// Writes into the arguments, or into the environment.

@@ -63,9 +63,8 @@ fn set(tid: Option<Pid>, policy: i32, sched_priority: i32) -> Result<(), SysErro
     // `struct sched_param` of the kernel. musl has no such function, because its meaning differs from that of POSIX.
     let (tid, parameters) = (Pid::as_raw(tid), [sched_priority]);
     // SAFETY: the kernel reads the live structure.
-    let returned = unsafe {
-        libc::syscall(libc::SYS_sched_setscheduler, tid, policy, parameters.as_ptr())
-    };
+    let returned =
+        unsafe { libc::syscall(libc::SYS_sched_setscheduler, tid, policy, parameters.as_ptr()) };
     check("sched_setscheduler", returned)?;
     Ok(())
 }

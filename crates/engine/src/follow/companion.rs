@@ -22,6 +22,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tiexec_core::proc::cgroup::is_users_manager;
+use tiexec_core::proc::stat;
+use tiexec_sys::orphan::{self, Orphan};
 use tiexec_sys::perf_watch::{Heirs, Watch, wait_for_end};
 use tiexec_sys::process::{self, Fork, INITIAL_PID_NAMESPACE};
 use tiexec_sys::process_name::Role;
@@ -85,24 +87,33 @@ pub enum UnderSubreaper {
 }
 
 /// A companion that has been started. The caller must call [`finish`](Self::finish) before the exec; otherwise the
-/// program would have a child that it does not know.
+/// program could have a child that it does not know.
 #[derive(Debug)]
 #[must_use = "a child of this process is to be reaped"]
 pub struct Begun {
-    child: Pid,
+    started: Started,
     channel: PipeReader,
-    /// True if the child is the companion; false if the child forks the companion and ends.
-    as_child: bool,
     under_subreaper: UnderSubreaper,
-    /// True if the companion reports more than its id.
+    /// True if the companion reports whether it has a watch.
     has_watch: bool,
+}
+
+/// How a companion was started.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Started {
+    /// As an orphan, with this ID.
+    Orphan(Pid),
+    /// By this child, which rehearses a call, forks the companion and ends. The channel has the companion's ID.
+    By(Pid),
+    /// As this child of a process that takes in orphans. It rehearses the call, too.
+    Child(Pid),
 }
 
 /// Starts a companion, which does `work` beside this process and the program that this process execs. If `heirs` is
 /// given, the companion tries to open a watch on them. The companion keeps only the descriptors in `keep` open.
 ///
-/// A seccomp filter may kill a process that waits for a child, so the child tries that call first. Until the child has
-/// reported that it survived, this process makes only calls that a scout of the launch makes too.
+/// A seccomp filter may kill a process that waits for a child, so under a filter the child tries that call first. Until the
+/// child has reported that it survived, this process makes only calls that a scout of the launch makes too.
 ///
 /// # Errors
 /// Why the program has no companion; this process is unchanged.
@@ -115,55 +126,73 @@ pub fn begin(
     if !process::children_share_pid_namespace() {
         return Err("children of this process go to a new PID namespace".to_owned());
     }
-    let (ours, mut theirs) = std::io::pipe().map_err(|error| error.to_string())?;
-    let this = process::this();
-    let as_child = process::takes_in_orphans();
+    let (ours, theirs) = std::io::pipe().map_err(|error| error.to_string())?;
+    let (this, as_child) = (process::this(), process::takes_in_orphans());
     let failed = |error: SysError| error.to_string();
-    match process::fork_single_threaded(Role::Follower).map_err(failed)? {
-        Fork::Child => {
-            drop(ours);
-            let life = || {
-                process::rehearse_wait();
-                if theirs.write_all(&[MAY_WAIT]).is_err() {
-                    return;
-                }
-                let mut subreaper = None;
-                if !as_child {
-                    let first = process::this();
-                    match process::fork_single_threaded(Role::Follower) {
-                        Ok(Fork::Child) => subreaper = subreaper_after(first),
-                        Ok(Fork::Parent(_)) | Err(_) => return,
-                    }
-                }
-                // The companion itself writes all that follows. If its parent wrote the ID, the two could come in any order.
-                tell_id(&mut theirs, Some(process::this()));
-                tell_id(&mut theirs, subreaper);
-                if subreaper.is_some() && under_subreaper == UnderSubreaper::Ends {
-                    return;
-                }
-                live(this, theirs, heirs, keep, as_child, work);
-            };
-            let ended = catch_unwind(AssertUnwindSafe(life));
-            process::exit_now(i32::from(ended.is_err()));
+    let started = if as_child || ProcDir::this_has_filters() {
+        match process::fork_single_threaded(Role::Follower).map_err(failed)? {
+            Fork::Parent(child) if as_child => Started::Child(child),
+            Fork::Parent(child) => Started::By(child),
+            Fork::Child => {
+                drop(ours);
+                in_child(|| {
+                    let first = rehearsed(&theirs, as_child)?;
+                    let life = Life { program: this, first, under_subreaper, heirs, keep };
+                    life.live(theirs, work);
+                    Some(())
+                })
+            }
         }
-        Fork::Parent(child) => {
-            let has_watch = heirs.is_some();
-            Ok(Begun { child, channel: ours, as_child, under_subreaper, has_watch })
+    } else {
+        match orphan::orphan(Role::Follower).map_err(failed)? {
+            Orphan::Other(pid) => Started::Orphan(pid),
+            Orphan::This { first } => {
+                drop(ours);
+                in_child(|| {
+                    let life = Life { program: this, first, under_subreaper, heirs, keep };
+                    life.live(theirs, work);
+                    Some(())
+                })
+            }
         }
+    };
+    Ok(Begun { started, channel: ours, under_subreaper, has_watch: heirs.is_some() })
+}
+
+/// Ends this process after `life`.
+fn in_child(life: impl FnOnce() -> Option<()>) -> ! {
+    let ended = catch_unwind(AssertUnwindSafe(life));
+    process::exit_now(i32::from(ended.is_err()))
+}
+
+/// Rehearses a wait, forks an orphan, unless the child itself is the companion, and tells the companion's ID. Returns, in
+/// the companion, the parent that it has lost.
+fn rehearsed(mut channel: &PipeWriter, as_child: bool) -> Option<Option<Pid>> {
+    process::rehearse_wait();
+    channel.write_all(&[MAY_WAIT]).ok()?;
+    let tell = |mut channel: &PipeWriter, id: Pid| {
+        let _it_has_given_up = channel.write_all(&id.as_raw_nonzero().get().to_ne_bytes());
+    };
+    let this = process::this();
+    if as_child {
+        tell(channel, this);
+        return Some(None);
+    }
+    match process::fork_single_threaded(Role::Follower) {
+        Ok(Fork::Child) => Some(Some(this)),
+        Ok(Fork::Parent(companion)) => {
+            tell(channel, companion);
+            None
+        }
+        Err(_) => None,
     }
 }
 
 /// The first byte from the child: no filter kills a process that waits for a child.
 const MAY_WAIT: u8 = 1;
 
-fn tell_id(channel: &mut PipeWriter, id: Option<Pid>) {
-    let _it_has_given_up = channel.write_all(&Pid::as_raw(id).to_ne_bytes());
-}
-
 /// Waits, in an orphan of the process `first`, until the kernel has given this process another parent. Returns that
-/// parent, if it is a subreaper and not process 1 of the PID namespace (`find_new_reaper` in `kernel/exit.c`; a
-/// subreaper of another namespace gets no orphan of this one). A user's own systemd reaps for all programs of a session,
-/// as process 1 does, and does not count as a subreaper.
+/// parent, if it is a [subreaper](is_subreaper).
 ///
 /// The kernel gives no sign for this without a signal. `first` is about to end, so this polls for a moment.
 fn subreaper_after(first: Pid) -> Option<Pid> {
@@ -176,11 +205,25 @@ fn subreaper_after(first: Pid) -> Option<Pid> {
         looks += 1;
         if looks < LOOKS_AT_PARENT { yield_now() } else { sleep(BETWEEN_LOOKS / 10) }
     };
-    let is_manager = |parent: Pid| {
+    parent.filter(|&parent| is_subreaper(parent))
+}
+
+/// Returns whether the parent of an orphan is a subreaper, and not process 1 of the PID namespace (`find_new_reaper` in
+/// `kernel/exit.c`; a subreaper of another namespace gets no orphan of this one). A user's own systemd reaps for all
+/// programs of a session, as process 1 does, and does not count as a subreaper.
+fn is_subreaper(parent: Pid) -> bool {
+    let is_manager = || {
         let cgroup = ProcDir::of(parent).and_then(|parent| parent.read("cgroup"));
         cgroup.is_ok_and(|cgroup| is_users_manager(&cgroup))
     };
-    parent.filter(|&parent| !parent.is_init() && !is_manager(parent))
+    !parent.is_init() && !is_manager()
+}
+
+/// Returns the parent of an orphan, if it is a subreaper.
+fn subreaper_of(orphan: Pid) -> Option<Pid> {
+    let stat = ProcDir::of(orphan).and_then(|orphan| orphan.read("stat")).ok()?;
+    let parent = Pid::from_raw(i32::try_from(stat::parent(&stat).ok()?).ok()?)?;
+    is_subreaper(parent).then_some(parent)
 }
 
 impl Begun {
@@ -189,31 +232,31 @@ impl Begun {
     /// # Errors
     /// Why the program has no companion; this process is unchanged.
     pub fn finish(mut self) -> Result<Companion, String> {
-        let mut first = [0];
-        if self.channel.read_exact(&mut first).is_err() && ProcDir::this_has_filters() {
-            return Err("a seccomp filter kills on a call that is needed".to_owned());
-        }
         let said = self.listen();
-        if !self.as_child || said.is_err() {
-            // The child that forked an orphan has ended and must be reaped. A child that reports nothing is useless.
-            if self.as_child {
-                let _already_gone = process::kill(self.child);
-            }
-            let _reaped = process::wait(self.child);
+        if let (Started::Child(child), Err(_)) = (self.started, &said) {
+            // A child that reports nothing is useless.
+            let _already_gone = process::kill(child);
+            let _reaped = process::wait(child);
         }
         said
     }
 
     /// Reads the companion's report: its id, and why it has no watch.
     fn listen(&mut self) -> Result<Companion, String> {
-        let mut hear_id = || {
-            let mut id = [0; 4];
-            let said = self.channel.read_exact(&mut id);
-            said.map_err(|_ended| "it ended before it began".to_owned())?;
-            Ok::<_, String>(Pid::from_raw(i32::from_ne_bytes(id)))
+        let pid = match self.started {
+            Started::Orphan(pid) => pid,
+            Started::Child(_) => self.hear_id()?,
+            Started::By(child) => {
+                let pid = self.hear_id();
+                let _reaped = process::wait(child);
+                pid?
+            }
         };
-        let (mut pid, subreaper) = (hear_id()?, hear_id()?);
-        let mut why = Vec::new();
+        let subreaper = match self.started {
+            Started::Child(_) => None,
+            Started::Orphan(_) | Started::By(_) => subreaper_of(pid),
+        };
+        let (mut pid, mut why) = (Some(pid), Vec::new());
         let ends = subreaper.is_some() && self.under_subreaper == UnderSubreaper::Ends;
         if ends {
             self.see_end(pid.take());
@@ -222,6 +265,18 @@ impl Begun {
         }
         let no_watch = (!why.is_empty()).then(|| String::from_utf8_lossy(&why).into_owned());
         Ok(Companion { pid, subreaper, no_watch })
+    }
+
+    /// Reads what a child tells that rehearses a wait: that it has survived, and the companion's ID.
+    fn hear_id(&mut self) -> Result<Pid, String> {
+        let mut first = [0];
+        if self.channel.read_exact(&mut first).is_err() && ProcDir::this_has_filters() {
+            return Err("a seccomp filter kills on a call that is needed".to_owned());
+        }
+        let mut id = [0; 4];
+        let said = self.channel.read_exact(&mut id).ok();
+        said.and_then(|()| Pid::from_raw(i32::from_ne_bytes(id)))
+            .ok_or_else(|| "it ended before it began".to_owned())
     }
 
     /// Waits until a companion that a subreaper got has ended. If the subreaper reaps it at once, its ID may have been
@@ -259,36 +314,45 @@ impl Begun {
     }
 }
 
-fn live(
+/// What a companion lives by.
+struct Life<'a> {
     program: Pid,
-    mut channel: PipeWriter,
+    /// The parent that the companion has lost; `None` if it is a child of the program.
+    first: Option<Pid>,
+    under_subreaper: UnderSubreaper,
     heirs: Option<Heirs>,
-    keep: &[BorrowedFd<'_>],
-    as_child: bool,
-    work: impl FnOnce(Pid, Option<Watch>),
-) {
-    process::block_signals();
-    process::own_session();
-    let mut kept = keep.to_vec();
-    kept.push(channel.as_fd());
-    process::close_all_except(&kept);
-    process::occupy_standard_descriptors();
-    process::be_expendable();
-    // Each image that the companion keeps is a descriptor.
-    process::lift_descriptor_limit();
-    let pidfd = as_child.then(|| process::open_pidfd(program));
-    let watch = heirs.map(|heirs| Watch::open(&[program], heirs)).transpose();
-    if let Err(why) = &watch
-        && channel.write_all(why.to_string().as_bytes()).is_err()
-    {
-        return;
-    }
-    let watch = watch.unwrap_or_default();
-    drop(channel);
-    work(program, watch);
-    if let Some(Ok(pidfd)) = pidfd {
-        // The kernel would report the companion's end to the program, which knows of no such child.
-        let interrupted = |error: &SysError| error.errno == tiexec_sys::Errno::INTR;
-        while wait_for_end(Some(pidfd.as_fd()), None).is_err_and(|error| interrupted(&error)) {}
+    keep: &'a [BorrowedFd<'a>],
+}
+
+impl Life<'_> {
+    fn live(self, mut channel: PipeWriter, work: impl FnOnce(Pid, Option<Watch>)) {
+        let Self { program, first, under_subreaper, heirs, keep } = self;
+        if under_subreaper == UnderSubreaper::Ends && first.and_then(subreaper_after).is_some() {
+            return;
+        }
+        process::block_signals();
+        process::own_session();
+        let mut kept = keep.to_vec();
+        kept.push(channel.as_fd());
+        process::close_all_except(&kept);
+        process::occupy_standard_descriptors();
+        process::be_expendable();
+        // Each image that the companion keeps is a descriptor.
+        process::lift_descriptor_limit();
+        let pidfd = first.is_none().then(|| process::open_pidfd(program));
+        let watch = heirs.map(|heirs| Watch::open(&[program], heirs)).transpose();
+        if let Err(why) = &watch
+            && channel.write_all(why.to_string().as_bytes()).is_err()
+        {
+            return;
+        }
+        let watch = watch.unwrap_or_default();
+        drop(channel);
+        work(program, watch);
+        if let Some(Ok(pidfd)) = pidfd {
+            // The kernel would report the companion's end to the program, which knows of no such child.
+            let interrupted = |error: &SysError| error.errno == tiexec_sys::Errno::INTR;
+            while wait_for_end(Some(pidfd.as_fd()), None).is_err_and(|error| interrupted(&error)) {}
+        }
     }
 }

@@ -44,6 +44,47 @@ pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
     (instruction >> 26 == 5).then_some((instruction << 6).cast_signed() >> 4)
 }
 
+/// Forks a child that shares this process's memory ([`FIRST`](crate::orphan::FIRST)) and that forks a child of its own and ends. Returns
+/// 0 in the second child, and the answer to the first clone(2) in this process.
+///
+/// # Safety
+/// The process has one thread, and `told` may be written to.
+pub(crate) unsafe fn fork_twice(told: *mut crate::orphan::Told) -> libc::c_long {
+    let answer;
+    // SAFETY: the first child shares this stack and uses none of it: it runs no code but this, in registers, and writes only
+    // to `told`. This process stands still until the child has ended. The second child has a copy of all memory.
+    unsafe {
+        std::arch::asm!(
+            "svc #0",
+            "cbnz x0, 2f",
+            "mov x8, #{getpid}",
+            "svc #0",
+            "str x0, [x9]",
+            "mov x0, #0",
+            "mov x8, #{clone}",
+            "svc #0",
+            "cbz x0, 2f",
+            "str x0, [x9, #8]",
+            "mov x0, #0",
+            "mov x8, #{exit_group}",
+            "svc #0",
+            "brk #0",
+            "2:",
+            getpid = const libc::SYS_getpid,
+            clone = const libc::SYS_clone,
+            exit_group = const libc::SYS_exit_group,
+            inlateout("x8") libc::SYS_clone => _,
+            inlateout("x0") crate::orphan::FIRST => answer,
+            in("x1") 0_u64,
+            in("x2") 0_u64,
+            in("x3") 0_u64,
+            in("x4") 0_u64,
+            in("x9") told,
+        );
+    }
+    answer
+}
+
 /// The instruction TLB of the processor that runs this thread, as the processor describes it.
 pub mod processor {
     use tiexec_core::processor::Processor;

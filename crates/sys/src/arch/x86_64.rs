@@ -36,6 +36,51 @@ pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
     Some(i32::from_le_bytes([a, b, c, d]) + 5)
 }
 
+/// Forks a child that shares this process's memory ([`FIRST`](crate::orphan::FIRST)) and that forks a child of its own and ends. Returns
+/// 0 in the second child, and the answer to the first clone(2) in this process.
+///
+/// # Safety
+/// The process has one thread, and `told` may be written to.
+pub(crate) unsafe fn fork_twice(told: *mut crate::orphan::Told) -> libc::c_long {
+    let answer;
+    // SAFETY: the first child shares this stack and uses none of it: it runs no code but this, in registers, and writes only
+    // to `told`. This process stands still until the child has ended. The second child has a copy of all memory.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "mov eax, {getpid}",
+            "syscall",
+            "mov [r9], rax",
+            "xor edi, edi",
+            "mov eax, {clone}",
+            "syscall",
+            "test rax, rax",
+            "jz 2f",
+            "mov [r9 + 8], rax",
+            "xor edi, edi",
+            "mov eax, {exit_group}",
+            "syscall",
+            "ud2",
+            "2:",
+            getpid = const libc::SYS_getpid,
+            clone = const libc::SYS_clone,
+            exit_group = const libc::SYS_exit_group,
+            inlateout("rax") libc::SYS_clone => answer,
+            inlateout("rdi") crate::orphan::FIRST => _,
+            in("rsi") 0_u64,
+            in("rdx") 0_u64,
+            in("r10") 0_u64,
+            in("r8") 0_u64,
+            in("r9") told,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    answer
+}
+
 /// The places of the parts of an XSAVE area (Intel SDM volume 1, 13.4; CPUID leaf 0xd).
 pub mod xsave {
     /// The legacy area and the header: every XSAVE area has at least these bytes.

@@ -1,0 +1,89 @@
+//! Makes an orphan: a process that the kernel has given to another parent.
+
+use libc::{CLONE_VFORK, CLONE_VM, c_long};
+use rustix::process::Pid;
+
+use crate::arch;
+use crate::error::{Errno, SysError};
+use crate::process::{has_threads, wait};
+use crate::process_name::{Lent, Role};
+
+/// The two sides of [`orphan`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Orphan {
+    /// This process is the orphan.
+    This {
+        /// The process that forked it, and that ends at once.
+        first: Option<Pid>,
+    },
+    /// The process that called, with the orphan's id. The kernel has given the orphan to another parent.
+    Other(Pid),
+}
+
+/// What the first child writes into the memory that it shares with its parent.
+#[repr(C)]
+#[derive(Default)]
+pub(crate) struct Told {
+    /// Its own id.
+    pub(crate) first: c_long,
+    /// The answer to its clone(2): the orphan's id, or a negative error number.
+    pub(crate) orphan: c_long,
+}
+
+/// The flags of the first child. As after vfork(2), it runs in the memory of its parent while the parent stands still. So
+/// the kernel copies the page tables once, for the orphan, and the parent needs no message from another process, for which
+/// it would wait until that process gets a processor. The flags name no signal: `wait` without `__WALL` does not see the
+/// child.
+pub(crate) const FIRST: c_long = (CLONE_VM | CLONE_VFORK) as c_long;
+
+/// `clone(CLONE_VM|CLONE_VFORK)`, and `clone(0)` in the child, which ends then — makes an orphan. The orphan shows its
+/// `role` as its name and as its command line; this process shows it, too, until the call returns.
+///
+/// No seccomp filter may kill for one of the calls: clone, getpid, `exit_group`, wait4. Before Linux 5.16, a core dump of
+/// the first child would end this process, too, because the two share memory (`zap_threads` in `fs/coredump.c`).
+///
+/// # Errors
+/// As fork(2): EAGAIN at `RLIMIT_NPROC` or the pids cgroup's limit, ENOMEM.
+///
+/// EAGAIN, without a fork, if this process has more than one thread: a lock that another thread held would stay locked
+/// in the orphan.
+pub fn orphan(role: Role) -> Result<Orphan, SysError> {
+    if has_threads() {
+        return Err(SysError { call: "clone", errno: Errno::AGAIN });
+    }
+    let mut told = Told::default();
+    // The orphan may get no processor for a while: nobody may take it for this process or for the program meanwhile.
+    let shown = Lent::begin(role);
+    // SAFETY: `told` is live until the call returns. The process has one thread.
+    let answer = unsafe { arch::fork_twice(&raw mut told) };
+    if answer == 0 {
+        shown.keep(role);
+        return Ok(Orphan::This { first: pid_of(told.first).ok() });
+    }
+    shown.end();
+    let first = pid_of(answer)?;
+    // It has ended, or is about to.
+    let _reaped = wait(first);
+    pid_of(told.orphan).map(Orphan::Other)
+}
+
+/// Reads an answer of clone(2).
+fn pid_of(answer: c_long) -> Result<Pid, SysError> {
+    let failed = |errno| SysError { call: "clone", errno: Errno(errno) };
+    let answer = i32::try_from(answer).map_err(|_| failed(libc::EINVAL))?;
+    // 0 is what a first child leaves that a signal killed before its call.
+    Pid::from_raw(answer.max(0))
+        .ok_or_else(|| failed(if answer == 0 { libc::EINTR } else { -answer }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_of_clone() {
+        assert_eq!(pid_of(7).unwrap().as_raw_nonzero().get(), 7);
+        assert_eq!(pid_of(-11).unwrap_err().errno, Errno::AGAIN);
+        assert_eq!(pid_of(0).unwrap_err().errno, Errno::INTR);
+    }
+}
