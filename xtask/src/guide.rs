@@ -111,11 +111,21 @@ mod tests {
         assert!(page == text(), "fix: cargo xtask guide");
     }
 
+    /// Fails if the script finds that a page is not what it would make.
+    fn check(script: &str, args: &[&str]) {
+        let script = repository().unwrap().join(script);
+        let checked = Command::new(script).args(args).output().unwrap();
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    }
+
     #[test]
     fn who_gains_is_what_the_traces_say() {
-        let atlas = repository().unwrap().join("bench/atlas");
-        let checked = Command::new(atlas).args(["page", "--check", "git"]).output().unwrap();
-        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+        check("bench/atlas", &["page", "--check", "git"]);
+    }
+
+    #[test]
+    fn the_results_are_what_was_measured() {
+        check("bench/run", &["--check"]);
     }
 
     #[test]
