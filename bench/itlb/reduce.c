@@ -1,9 +1,9 @@
 /* Reads a record of pages.c on stdin, and drops references that no TLB can tell apart from hits:
      reduce FILE        pages of instructions, for the tests of the iTLB model; the format is that of
                         crates/advise/tests/itlb/recorded.rs
-     reduce -t FILE STRIDE [START-END:TO]...
-                        a trace for tlb.c: pages of instructions and of data, in every STRIDE-th window of the record. Pages of the
-                        ranges of addresses, in hexadecimal, get the addresses from TO on
+     reduce -t FILE COUNT [START-END:TO]...
+                        a trace for tlb.c: pages of instructions and of data, in the first COUNT instructions of each window after
+                        its WARMUP. Pages of the ranges of addresses, in hexadecimal, get the addresses from TO on
 
    A reference to a page of instructions is dropped if no LRU of KEEP or more entries behaves differently without it (Kaplan,
    Smaragdakis, Wilson: "Trace reduction for virtual memory simulations", SIGMETRICS 1999, "safely allowed drop"): the middle one of
@@ -180,7 +180,8 @@ static int model(FILE *to)
 }
 
 static struct { uint64_t start, end, to; } moves[MOST_MOVES];
-static int move_count, stride;
+static int move_count;
+static uint64_t counted;
 static uint32_t *ranked, ranked_count;
 
 static uint64_t moved(uint64_t number)
@@ -252,7 +253,7 @@ static void put_window(FILE *to, const uint32_t *before, uint32_t before_count)
 static int trace(FILE *to)
 {
     static uint64_t records[1 << 13];
-    uint32_t *before = need(calloc(MOST_PAGES, sizeof *before)), before_count = 0, windows = 0, recorded = 0;
+    uint32_t *before = need(calloc(MOST_PAGES, sizeof *before)), before_count = 0, windows = 0;
     char *text;
     size_t size;
     FILE *body = need(open_memstream(&text, &size));
@@ -263,7 +264,7 @@ static int trace(FILE *to)
             uint64_t number = records[at] >> LEAST_BITS, what = records[at] & ((1 << LEAST_BITS) - 1), run = what >> 1;
             if (what == 0) {
                 /* The program may have ended early in its last window. */
-                if (done > WARMUP + TICK && recorded++ % stride == 0) {
+                if (done > WARMUP + TICK) {
                     put_window(body, before, before_count);
                     windows++;
                 }
@@ -276,7 +277,7 @@ static int trace(FILE *to)
             number = moved(number);
             uint32_t index = page_of(number, what == 1);
             pages[index].used = ++uses;
-            int counts = done >= WARMUP && recorded % stride == 0;
+            int counts = done >= WARMUP && done < WARMUP + counted;
             if (done < WARMUP && done + run >= WARMUP)
                 before_count = before_window(before);
             else if (counts && what == 1)
@@ -304,14 +305,14 @@ static int trace(FILE *to)
 int main(int argc, char **argv)
 {
     is_trace = argc > 2 && !strcmp(argv[1], "-t");
-    stride = argc > 3 ? atoi(argv[3]) : 0;
+    counted = argc > 3 ? strtoull(argv[3], 0, 10) : 0;
     for (int i = 4; is_trace && i < argc; i++, move_count++) {
         uint64_t start, end, to;
         if (move_count == MOST_MOVES || sscanf(argv[i], "%lx-%lx:%lx", &start, &end, &to) != 3)
             return 2;
         moves[move_count].start = start >> PAGE_BITS, moves[move_count].end = end >> PAGE_BITS, moves[move_count].to = to >> PAGE_BITS;
     }
-    if (argc < 2 || (is_trace ? stride < 1 : argc > 2))
+    if (argc < 2 || (is_trace ? counted < TICK : argc > 2))
         return 2;
     pages = need(calloc(MOST_PAGES, sizeof *pages));
     slots = need(calloc(2 * MOST_PAGES, sizeof *slots));

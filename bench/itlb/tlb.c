@@ -4,7 +4,8 @@
    - FIRST is the first level for base pages;
    - HUGE is that for huge pages; 0/0 if FIRST holds both;
    - SECOND holds pages of both sizes. SHARED is `data` if translations of data compete for it, otherwise `text`.
-   All entries are flushed at the beginning of each window of the trace and after each INTERVAL instructions of it; 0: never.
+   All entries are flushed after each INTERVAL instructions of the trace, whose windows follow each other as if nothing lay between them.
+   With 0 nothing is flushed, and each window begins with the entries of the time before it.
 
    Each set evicts its least recently used entry. (pages.c has simulated a first level of data.) Data lies on 4 KiB pages. The kernel's own
    entries are not simulated.
@@ -109,14 +110,8 @@ static uint64_t page_of(uint64_t rank)
 
 static void window(uint64_t interval)
 {
-    static int windows;
-    uint64_t before = get(), length = get(), since = 0, misses = missed, walked = walks;
-    if (windows++ == 0 || interval) {
-        flush(&first);
-        flush(&second);
-        if (huge.entries)
-            flush(&huge);
-    }
+    static uint64_t since;
+    uint64_t before = get(), length = get(), misses = missed, walked = walks;
     for (; before; before--) {
         uint64_t page = page_of(get());
         if (!interval)
