@@ -26,7 +26,7 @@
 #include <unistd.h>
 
 enum {
-    KEEP = 64, KEEP_ALL = 48, KEEP_WAYS = 8, SETS = 16, PAGE_BITS = 12, HUGE_BITS = 9, MOST_MOVES = 256, PERIOD = 10007,
+    KEEP = 64, KEEP_ALL = 48, KEEP_WAYS = 8, SETS = 16, PAGE_BITS = 12, HUGE_BITS = 9, MOST_MOVES = 1024, PERIOD = 10007,
     MOST_PAGES = 1 << 20, LEAST_BITS = 16, VERSION = 1, WARMUP = 14000000, TICK = 62500, MOST_BEFORE = 4096, UNIT = 1000
 };
 
@@ -308,8 +308,10 @@ int main(int argc, char **argv)
     counted = argc > 3 ? strtoull(argv[3], 0, 10) : 0;
     for (int i = 4; is_trace && i < argc; i++, move_count++) {
         uint64_t start, end, to;
-        if (move_count == MOST_MOVES || sscanf(argv[i], "%lx-%lx:%lx", &start, &end, &to) != 3)
+        if (move_count == MOST_MOVES || sscanf(argv[i], "%lx-%lx:%lx", &start, &end, &to) != 3) {
+            fprintf(stderr, "reduce: %s: not START-END:TO, or more than %d of these\n", argv[i], MOST_MOVES);
             return 2;
+        }
         moves[move_count].start = start >> PAGE_BITS, moves[move_count].end = end >> PAGE_BITS, moves[move_count].to = to >> PAGE_BITS;
     }
     if (argc < 2 || (is_trace ? counted < TICK : argc > 2))
@@ -320,7 +322,7 @@ int main(int argc, char **argv)
     ranks.pages = need(calloc(MOST_PAGES, sizeof *ranks.pages));
     FILE *to = fopen(argv[1 + is_trace], "w");
     if (!to || (is_trace ? trace : model)(to)) {
-        fputs("reduce: no instructions, or no file to write to\n", stderr);
+        fputs("reduce: too few instructions, or no file to write to\n", stderr);
         return 1;
     }
     return fclose(to) != 0;

@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST_RANGES = 256, MOST_PAGES = 1 << 20, HUGE_BITS = 9, TICK = 62500, UNIT = 1000, VERSION = 1, KEEP_ALL = 48, KEEP_WAYS = 8, SETS = 16 };
+enum { MOST_RANGES = 1024, MOST_PAGES = 1 << 20, HUGE_BITS = 9, TICK = 62500, UNIT = 1000, VERSION = 1, KEEP_ALL = 48, KEEP_WAYS = 8, SETS = 16 };
 
 struct level {
     unsigned entries, ways;
