@@ -51,6 +51,24 @@ pub fn orphan(role: Role) -> Result<Orphan, SysError> {
     if has_threads() {
         return Err(SysError { call: "clone", errno: Errno::AGAIN });
     }
+    // Ctrl-Z could stop the first child, and this process, which stands in clone(2) and cannot stop, would wait for it.
+    let before = set_mask(u64::MAX);
+    let forked = fork(role);
+    set_mask(before);
+    forked
+}
+
+/// Blocks these signals and no others. Returns those that were blocked before. The functions of C libraries leave out the
+/// signals that they use themselves, and would change a mask that has these.
+fn set_mask(mask: u64) -> u64 {
+    let mut before = 0_u64;
+    let (set, old, len) = (&raw const mask, &raw mut before, size_of::<u64>());
+    // SAFETY: both masks are live, and as long as the kernel's.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, set, old, len) };
+    before
+}
+
+fn fork(role: Role) -> Result<Orphan, SysError> {
     let mut told = Told::default();
     // The orphan may get no processor for a while: nobody may take it for this process or for the program meanwhile.
     let shown = Lent::begin(role);
