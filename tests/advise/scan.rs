@@ -30,12 +30,17 @@ fn spinning(path: &Path, front: &[&str]) -> Held {
     held
 }
 
-/// Waits until each process has used two more seconds of a processor.
-fn work<const N: usize>(pids: [i32; N]) {
+/// Processor time, in clock ticks, in which a scan takes some samples of a process.
+const SOME: u64 = 30;
+/// Processor time, in clock ticks, in which a scan takes enough samples of a process for an estimate: 200 samples at 199 Hz.
+const ENOUGH: u64 = 150;
+
+/// Waits until each process has used so much more processor time.
+fn work<const N: usize>(pids: [i32; N], for_ticks: u64) {
     let ticks = |pid| stat_field(pid, 14);
     let before = pids.map(ticks);
-    eventually("each works for two seconds", || {
-        pids.into_iter().zip(before).all(|(pid, before)| ticks(pid) > before + 200)
+    eventually("each works for long enough", || {
+        pids.into_iter().zip(before).all(|(pid, before)| ticks(pid) > before + for_ticks)
     });
 }
 
@@ -64,7 +69,7 @@ fn ctrl_c_shows_the_busy_programs_and_those_that_have_ended() {
     let (pid, gone) = (stays.pid(), ended.pid());
     let before = Before::of(pid);
     let scan = sampling(&[], tiexecctl(), &LONG);
-    work([pid, gone]);
+    work([pid, gone], SOME);
     ended.signal(libc::SIGKILL);
     ended.finish();
     scan.signal(libc::SIGINT);
@@ -112,7 +117,7 @@ fn an_ordinary_user_gets_an_estimate_of_their_own_programs_only() {
     let others = spinning(&hot, &[]);
     let (own, odd) = (spinning(&hot, &user), spinning(&odd, &user));
     let scan = sampling(&user, &tool, &LONG);
-    work([own.pid(), odd.pid()]);
+    work([own.pid(), odd.pid()], ENOUGH);
     scan.signal(libc::SIGINT);
     let done = scan.finish();
     done.assert_code(0).assert_silent();
@@ -147,7 +152,7 @@ fn an_ordinary_user_gets_an_estimate_of_their_own_programs_only() {
     // The table escapes names, too.
     drop((others, own));
     let scan = sampling(&user, &tool, &LONG[..3]);
-    work([odd.pid()]);
+    work([odd.pid()], SOME);
     scan.signal(libc::SIGINT);
     let done = scan.finish();
     done.assert_code(0);
@@ -212,7 +217,7 @@ fn a_terminal_shows_the_progress_and_then_the_table() {
     let screen = Screen::new(80, 400, &command, &[]);
     screen.go();
     screen.wait_for("sampling ");
-    work([hot.pid()]);
+    work([hot.pid()], SOME);
     screen.keys(&["C-c"]);
     let text = screen
         .wait_until("the table", |text| text.contains("user mode)") && text.contains("hotset"));

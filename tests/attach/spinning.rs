@@ -17,20 +17,20 @@ fn goes_on(first_thread: &str, first_kind: &str, kind: Kind, cycles: usize) {
 
 #[test]
 fn with_all_threads_busy() {
-    goes_on("spin", "0", Kind::DynamicPie, rounds(15));
+    goes_on("spin", "0", Kind::DynamicPie, rounds(5));
 }
 
 /// The first thread would notice a stop, so TiExec stops a busy thread.
 #[test]
 fn through_each_kind_of_thread() {
     for kind in ["0", "1", "2", "3"] {
-        goes_on("wait", kind, Kind::DynamicPie, rounds(4));
+        goes_on("wait", kind, Kind::DynamicPie, rounds(2));
     }
 }
 
 #[test]
 fn in_a_static_program() {
-    goes_on("wait", "2", Kind::StaticNoPie, rounds(4));
+    goes_on("wait", "2", Kind::StaticNoPie, rounds(2));
 }
 
 /// The program has much text. The page cache serves as a backing where it is huge.

@@ -177,7 +177,7 @@ fn perf_finds_the_names_of_functions_in_an_image() {
     };
     let data = data.to_str().expect("UTF-8");
     let pid_text = pid.to_string();
-    perf(&["record", "-q", "-e", "cpu-clock", "-o", data, "-p", &pid_text, "--", "sleep", "1"]);
+    perf(&["record", "-q", "-e", "cpu-clock", "-o", data, "-p", &pid_text, "--", "sleep", "0.5"]);
     let shown = perf(&["report", "-i", data, "--stdio", "--sort", "dso,symbol"]);
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     let named = |line: &&str| line.contains(".tiexec") && line.contains("[.] big_");

@@ -2,7 +2,7 @@
 
 use support::attaching::{ctl, json};
 use support::objects::{Made, WithObject, object_coverage, own_text};
-use support::{Held, require};
+use support::{Held, require, rounds};
 
 fn attach(pid: i32, more: &[&str]) -> support::Done {
     let pid = pid.to_string();
@@ -23,7 +23,7 @@ fn back_and_forth_under_eight_threads() {
         require!(made.can_build(), "no compiler or linker for {made:?}");
         let with = WithObject::new(made);
         let held = held(&with, &["7"]);
-        for _ in 0..10 {
+        for _ in 0..rounds(3) {
             attach(held.pid(), &[]).assert_code(0);
             let coverage = with.coverage(held.pid());
             assert!(coverage.is_full(), "{made:?}: {coverage:?}");

@@ -10,7 +10,9 @@ use support::extent::is_whole;
 use support::objects::{Made, WithObject};
 use support::programs::{Cgo, build_go};
 use support::smaps::{Vma, children, vmas_unless_ended};
-use support::{Held, Run, installed, is_root, require, rounds, without_blanks, write_program};
+use support::{
+    Held, Kind, Run, installed, is_root, program, require, rounds, without_blanks, write_program,
+};
 
 /// The pairs of one test; fewer if the program ends before.
 fn pairs() -> usize {
@@ -61,20 +63,36 @@ fn object() -> WithObject {
     WithObject::new(Made::Gnu)
 }
 
+/// Returns the command of a process that hands bytes on slowly until the directory has a file `hurry`. The program before it thus has a
+/// full pipe for as long as the attaches take, and few bytes are enough.
+fn drip(dir: &Path) -> String {
+    let program = program("drip", Kind::DynamicPie);
+    format!("'{}' '{}'", program.display(), dir.join("hurry").display())
+}
+
+/// Ends the slowness of [`drip`].
+fn hurry(dir: &Path) {
+    std::fs::write(dir.join("hurry"), "").expect("a file");
+}
+
 /// A shell's pipeline, of which one process loads the object.
 struct Pipeline {
     held: Held,
     pid: i32,
+    /// For [`drip`].
+    own: tempfile::TempDir,
 }
 
 impl Pipeline {
-    /// `target` is a command whose process is attached to; the shell replaces `TARGET` in `script` by it.
+    /// `target` is a command whose process is attached to. It stands for `TARGET` in `script`, and [`drip`] for `DRIP`.
     fn start(script: &str, target: &str, dir: &Path, object: &Path) -> Pipeline {
         let quoted = format!(
             "sh -c 'echo pid $$ >&3; exec 3>&-; exec env LD_PRELOAD={} {target}'",
             without_blanks(object).display()
         );
-        let script = format!("exec 3>&1; {}", script.replace("TARGET", &quoted));
+        let own = tempfile::tempdir().expect("a directory");
+        let script = script.replace("TARGET", &quoted).replace("DRIP", &drip(own.path()));
+        let script = format!("exec 3>&1; {script}");
         let mut held = Run::new("/bin/sh", ["-c", &script]).plain().cwd(dir).limit(600).start();
         eventually("the target says its id", || held.has_said("pid"));
         let pid = held.said_pid();
@@ -82,11 +100,12 @@ impl Pipeline {
         eventually("the target has loaded the object", || {
             held.has_ended() || maps().contains("libbig_object")
         });
-        Pipeline { held, pid }
+        Pipeline { held, pid, own }
     }
 
-    /// The output beside the process's ID.
+    /// Lets the rest of the bytes go at once. Returns the output beside the process's ID.
     fn end(self) -> String {
+        hurry(self.own.path());
         let done = self.held.finish();
         done.assert_code(0);
         let out = done.out();
@@ -112,7 +131,7 @@ fn same(script: &str, target: &str, make: impl FnOnce(&Path)) {
 
 /// Bytes in which a shift shows.
 fn numbers(dir: &Path) {
-    let text: String = (0..8_000_000).map(|n| format!("{n}\n")).collect();
+    let text: String = (0..2_000_000).map(|n| format!("{n}\n")).collect();
     std::fs::write(dir.join("numbers"), text).expect("a file");
 }
 
@@ -123,7 +142,7 @@ fn much(times: usize) -> usize {
 
 /// The file, many times, as the arguments of a command.
 fn many() -> String {
-    ["numbers"].repeat(much(6)).join(" ")
+    ["numbers"].repeat(much(2)).join(" ")
 }
 
 /// In containers, python's output is a pipe and not buffered. Python does not repeat a short write then.
@@ -134,7 +153,7 @@ fn python_into_a_pipe() {
     let print = "import sys, zlib
 block, crc, size = 'x' * (1 << 20), 0, 0
 line = (block + '\\n').encode()
-for number in range(3000):
+for number in range(int(sys.argv[1])):
     print(block)
     crc = zlib.crc32(line, crc)
     size += len(line)
@@ -150,10 +169,10 @@ print('%d %d' % (size, crc))
 ";
     write_program(&dir.path().join("count.py"), count.as_bytes(), 0o644);
     let object = object();
-    let script = "TARGET 2>printed | python3 count.py";
+    let script = "TARGET 2>printed | DRIP | python3 count.py";
     until_attached(|| {
-        let target = "python3 -u print.py";
-        let mut pipeline = Pipeline::start(script, target, dir.path(), &object.object);
+        let target = format!("python3 -u print.py {}", much(30));
+        let mut pipeline = Pipeline::start(script, &target, dir.path(), &object.object);
         let attached = turns(&[pipeline.pid], || pipeline.held.has_ended());
         let received = pipeline.end();
         let printed = std::fs::read_to_string(dir.path().join("printed")).expect("its count");
@@ -209,39 +228,39 @@ for number in range(1000):
     assert!(early.is_empty(), "{early:?} of {waits:?}");
 }
 
-/// dd counts a short read as a whole block.
+/// dd counts a short read as a whole block. Its bytes go fast, because the stop is to meet a read.
 #[test]
 fn dd_from_zero() {
-    let target = format!("dd if=/dev/zero bs=4M count={} status=none", much(1000));
+    let target = format!("dd if=/dev/zero bs=4M count={} status=none", much(250));
     same("TARGET | wc -c", &target, |_| {});
 }
 
 #[test]
 fn dd_into_a_pipe() {
-    same("cat numbers numbers numbers numbers | TARGET | md5sum", "dd bs=1M status=none", numbers);
+    same("cat numbers numbers | TARGET | DRIP | md5sum", "dd bs=1M status=none", numbers);
 }
 
 #[test]
 fn cat_into_a_pipe() {
-    same("TARGET | md5sum", &format!("cat {}", many()), numbers);
+    same("TARGET | DRIP | md5sum", &format!("cat {}", many()), numbers);
 }
 
 #[test]
 fn pv_into_a_pipe() {
     require!(installed("pv").is_some(), "no pv");
-    same("TARGET | sha256sum", &format!("pv -q {}", many()), numbers);
+    same("TARGET | DRIP | md5sum", &format!("pv -q {}", many()), numbers);
 }
 
 #[test]
 fn tar_into_a_pipe() {
-    let script = "TARGET | tar --extract --to-stdout --file=- | md5sum";
+    let script = "TARGET | DRIP | tar --extract --to-stdout --file=- | md5sum";
     let target = format!("tar --create --mtime=@0 --hard-dereference --file=- {}", many());
     same(script, &target, numbers);
 }
 
 #[test]
 fn gzip_between_pipes() {
-    same("cat numbers numbers | TARGET | md5sum", "gzip -1", numbers);
+    same("cat numbers numbers numbers numbers | TARGET | DRIP | md5sum", "gzip -1", numbers);
 }
 
 #[test]
@@ -303,13 +322,13 @@ fn cargo_rustc() -> Option<std::path::PathBuf> {
     Some(home.join("bin/rustc")).filter(|path| path.is_file())
 }
 
-/// Bodies of 100 MB over TCP, with attaches to the server's worker and to the client.
+/// Bodies of 28 MB over TCP, more than its buffers hold, with attaches to the server's worker and to the client.
 #[test]
 fn nginx_and_curl() {
     let have = installed("nginx").is_some() && installed("curl").is_some();
     require!(is_root() && have, "no nginx, no curl, or not root");
     let object = object();
-    let body: String = (0..14_000_000).map(|n: u32| format!("{n:07}")).collect();
+    let body: String = (0..4_000_000).map(|n: u32| format!("{n:07}")).collect();
     for sendfile in ["on", "off"] {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("body"), &body).expect("a file");
@@ -332,14 +351,14 @@ fn nginx_and_curl() {
         eventually("it has a worker", || !children(server.pid()).is_empty());
         let worker = children(server.pid())[0];
         let url = format!("http://{address}/body");
-        let urls = [url.as_str()].repeat(much(12)).join(" ");
-        let script = "TARGET | md5sum";
+        let urls = [url.as_str()].repeat(much(2)).join(" ");
+        let script = "TARGET | DRIP | md5sum";
         let mut client =
             Pipeline::start(script, &format!("curl -sf {urls}"), dir.path(), &object.object);
         let attached = turns(&[worker, client.pid], || client.held.has_ended());
         println!("sendfile {sendfile}: {attached} attaches");
         assert!(attached > 0);
-        let files = ["body"].repeat(much(12)).join(" ");
+        let files = ["body"].repeat(much(2)).join(" ");
         let expected =
             support::child::tool(&["sh", "-c", &format!("cd {at} && cat {files} | md5sum")]);
         assert_eq!(client.end(), String::from_utf8_lossy(&expected.stdout).trim_end());
@@ -357,10 +376,11 @@ fn psql_copy() {
     require!(is_root() && bin.is_some(), "no postgres, or not root");
     let postgres = Postgres::start(bin.expect("just looked"));
     let object = object();
-    let query = "copy (select g, md5(g::text) from generate_series(1, 2000000) g) to stdout";
+    let query = "copy (select g, md5(g::text) from generate_series(1, 800000) g) to stdout";
     let psql = postgres.program("psql");
     let target = format!("{} {} bench -c \"{query}\"", psql.display(), postgres.to().join(" "));
-    let start = || Pipeline::start("TARGET | md5sum", &target, Path::new("/"), &object.object);
+    let start =
+        || Pipeline::start("TARGET | DRIP | md5sum", &target, Path::new("/"), &object.object);
     let plain = start().end();
     let mut copy = start();
     let shown = |pid: i32| {
@@ -389,13 +409,13 @@ fn mariadb_dump() {
     let fill = format!(
         "create table t (a int primary key, b char(32)) engine=innodb;
         insert into t select seq, md5(seq) from seq_1_to_{}",
-        much(500_000)
+        much(300_000)
     );
     let client = installed("mariadb").expect("just looked");
     let filled = Run::new(client, to.split(' ').chain(["dumped", "-e", &fill])).plain().limit(600);
     filled.output().assert_code(0);
     let target = format!("mariadb-dump {to} --skip-dump-date --skip-extended-insert dumped");
-    let script = "TARGET | gzip -1 | gunzip | md5sum";
+    let script = "TARGET | DRIP | gzip -1 | gunzip | md5sum";
     let start = || Pipeline::start(script, &target, Path::new("/"), &object.object);
     let plain = start().end();
     let mut dump = start();
@@ -539,15 +559,17 @@ fn ssh_over_a_pseudo_terminal() {
     let options: String = options.map(|option| format!(" -o '{option}'")).concat();
     let ssh = format!("ssh -tt -F none -i {}{options} root@nowhere", at("user"));
     let script = format!(
-        "sh -c 'echo $$ >ssh.pid; exec \"$@\"' sh env LD_PRELOAD={preload} {ssh} \"$0\" </dev/null | sha256sum"
+        "sh -c 'echo $$ >ssh.pid; exec \"$@\"' sh env LD_PRELOAD={preload} {ssh} \"$0\" </dev/null | {} | md5sum",
+        drip(dir.path())
     );
     let start = || {
-        for name in ["cat.pid", "ssh.pid"] {
+        for name in ["cat.pid", "ssh.pid", "hurry"] {
             let _none = std::fs::remove_file(at(name));
         }
         Run::new("/bin/sh", ["-c", &script, &remote]).plain().cwd(dir.path()).limit(600).start()
     };
     let end = |run: Held| {
+        hurry(dir.path());
         let done = run.finish();
         done.assert_code(0).assert_silent();
         done.out()

@@ -6,17 +6,12 @@ use std::time::{Duration, Instant};
 
 use support::attaching::{ctl, started};
 use support::child::eventually;
-use support::{Held, Kind, Public, Run, extent, installed, is_root, program, require};
+use support::{Held, Kind, Public, Run, installed, is_root, program, require};
 
 use super::ATTACKER;
 
 /// Most attaches until a program's own threads have looked at a stop: on a busy machine they miss many.
 const MOST: usize = 200;
-
-/// Returns the number of attaches and reverts of a program, whose threads race with the stop.
-fn rounds_of_race() -> usize {
-    extent::rounds(60)
-}
 
 fn can() -> bool {
     is_root()
@@ -38,16 +33,22 @@ fn started_as(front: &[&str], path: &PathBuf, mode: &str) -> Held {
     Run::new(path, [mode]).plain().behind(front).limit(600).hold()
 }
 
-/// Attaches and reverts. Each command may fail, because the program interferes.
-fn rounds(pid: i32) {
-    for _ in 0..rounds_of_race() / 2 {
+/// Attaches and reverts, while the program's threads race with the stops, until it has also said each of these words. Each command
+/// may fail, because the program interferes.
+fn race(held: &mut Held, words: &[&str]) {
+    let least = support::rounds(6);
+    for round in 1..=MOST.max(least) {
         for command in ["attach", "revert"] {
-            let pid = pid.to_string();
-            let args = [command, "-q", &pid];
-            started(&[], support::tiexecctl(), args).finish();
+            ctl([command, "-q", &held.pid().to_string()]);
+        }
+        if round >= least && words.iter().all(|word| held.has_said(word)) {
+            return;
         }
     }
 }
+
+/// What the program says when a child of its own code exists. The program has that code for one architecture only.
+const FORKED: &str = if cfg!(target_arch = "x86_64") { "forked" } else { "stopped" };
 
 /// The program's observations, which it prints at its end.
 struct Seen {
@@ -86,8 +87,8 @@ fn assert_nothing_gained(seen: &Seen) {
 fn another_users_thread_is_never_scheduled_first() {
     require!(can(), "{CANNOT}");
     let (_public, path) = attacker();
-    let held = started_as(&ATTACKER, &path, "fork");
-    rounds(held.pid());
+    let mut held = started_as(&ATTACKER, &path, "fork");
+    race(&mut held, &[FORKED]);
     assert_nothing_gained(&end(held));
 }
 
@@ -109,14 +110,7 @@ fn a_thread_with_fewer_rights_is_never_scheduled_first() {
     for front in fronts {
         let path = if front == ["env"] { &owned } else { &path };
         let mut held = started_as(front, path, "fork");
-        for round in 1..=MOST {
-            ctl(["attach", "-q", &held.pid().to_string()]);
-            ctl(["revert", "-q", &held.pid().to_string()]);
-            let has_seen = held.has_said("forked") || !cfg!(target_arch = "x86_64");
-            if round >= 10 && has_seen {
-                break;
-            }
-        }
+        race(&mut held, &[FORKED]);
         let seen = end(held);
         assert!(seen.stops > 0, "{front:?}: it was never seen stopped");
         assert_eq!((seen.thread, seen.child), (0, 0), "{front:?}");
@@ -128,8 +122,8 @@ fn a_thread_with_fewer_rights_is_never_scheduled_first() {
 fn an_own_threads_priority_is_neither_kept_nor_inherited() {
     require!(can(), "{CANNOT}");
     let (_public, path) = attacker();
-    let held = started_as(&[], &path, "fork");
-    rounds(held.pid());
+    let mut held = started_as(&[], &path, "fork");
+    race(&mut held, &[FORKED, "first"]);
     let seen = end(held);
     assert!(seen.stops > 0 && seen.thread > 0, "it was never seen scheduled first");
     assert_eq!(seen.child, 0, "children inherited it");

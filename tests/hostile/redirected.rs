@@ -6,7 +6,7 @@ use std::os::unix::net::UnixDatagram;
 
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use support::attaching::ctl;
-use support::{Kind, Public, Run, chmod, installed, is_root, program_big, require};
+use support::{Kind, Public, Run, chmod, installed, is_root, program_big, require, rounds};
 
 use super::ATTACKER;
 
@@ -57,7 +57,7 @@ fn redirected(when: &str) -> Vec<u32> {
     let held = Run::new(&copy, args).plain().behind(ATTACKER).hold();
     let pid = held.pid().to_string();
     let mut all = Vec::new();
-    for _ in 0..60 {
+    for _ in 0..rounds(15) {
         ctl(["attach", "--backing=image", &pid]);
         all.extend(senders(&daemon));
         ctl(["revert", &pid]);

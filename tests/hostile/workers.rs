@@ -8,7 +8,7 @@ use support::attaching::{attach, attach_run, ctl, ok, revert, switched};
 use support::child::state;
 use support::machine::{Groups, inside, memory_controller, shared_memory};
 use support::smaps::children;
-use support::{Kind, Public, Run, installed, is_root, program, require};
+use support::{Kind, Public, Run, installed, is_root, program, require, rounds};
 
 use super::ATTACKER;
 use super::files::silent;
@@ -84,7 +84,7 @@ fn with_robbers(user: [&str; 4], how: &str, work: impl Fn(i32)) -> String {
     let spared = pid.to_string();
     let robber = Run::new(&robs, [how, &*spared]).plain();
     let robber = robber.behind(user).hold();
-    for _ in 0..30 {
+    for _ in 0..rounds(8) {
         work(pid);
         assert_ne!(state(pid), Some('t'), "it was left standing");
     }

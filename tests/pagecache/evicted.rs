@@ -7,7 +7,7 @@ use support::fresh::{NO_HUGE_FOLIOS, evict_unmapped, huge_folios};
 use support::{Fresh, Kind, Report, Run, extent, program, require};
 
 /// The number of launches, but for `make soak`.
-const FEW_LAUNCHES: usize = 16;
+const FEW_LAUNCHES: usize = 6;
 
 /// Does `work` while a thread evicts the file from the page cache again and again, as reclaim does with unmapped pages.
 fn while_evicted(path: &Path, work: impl FnOnce()) {

@@ -177,7 +177,8 @@ static void check(long offset, const char *bytes, long count)
         shared->corrupt++;
 }
 
-/* The helper that reads a stream to its end, and the one that writes a stream. */
+/* The helper that reads a stream to its end, and the one that writes a stream. The first one pauses often, so that the writer waits in its
+   call for most of the time and neither uses a processor all the time. */
 static int from, to, unused;
 static void reads_stream(void)
 {
@@ -186,6 +187,8 @@ static void reads_stream(void)
     while ((count = read(from, buffer, PART)) > 0) {
         check(shared->got, buffer, count);
         shared->got += count;
+        if (!shared->stop && !random_below(4))
+            usleep(random_below(2000));
     }
 }
 

@@ -1,15 +1,13 @@
 //! A rollout over 5,000 nodes, with planted regressions: the number of nodes that it touches before it stops.
 //!
 //! The nodes, their programs, the time and the operator are simulated. The choice of nodes ([`NodeShare`]) and the
-//! quarantine of each node ([`State`]) are real. `cargo test -p tiexec-agent --test rollout -- --nocapture` prints the
-//! table of docs/KUBERNETES.md.
+//! quarantine of each node ([`State`]) are real. `TIEXEC_TEST_ROUNDS=200 cargo test -p tiexec-agent --test
+//! rollout -- --nocapture` prints the table of docs/KUBERNETES.md.
 
 use tiexec_agent::nodes::NodeShare;
 use tiexec_agent::state::{Build, Quarantined, State, Whose};
 
 const NODES: usize = 5000;
-/// Simulated rollouts of each kind.
-const RUNS: u64 = 200;
 /// The steps of a rollout. The remaining nodes are held out.
 const STEPS: [&str; 4] = ["1%", "5%", "25%", "95%"];
 /// The time that a step lasts, in seconds.
@@ -181,9 +179,14 @@ struct Row {
     stopped: usize,
 }
 
+/// Simulated rollouts of each kind; many in `make soak`.
+fn runs() -> u64 {
+    std::env::var("TIEXEC_TEST_ROUNDS").map_or(40, |text| text.parse().expect("a count"))
+}
+
 fn row(what: &str, steps: &[&str], planted: Planted, runs_on: f64) -> Row {
     let runs: Vec<Outcome> =
-        (0..RUNS).map(|seed| roll_out(seed, steps, planted, runs_on)).collect();
+        (0..runs()).map(|seed| roll_out(seed, steps, planted, runs_on)).collect();
     let of = |figure: fn(&Outcome) -> usize| {
         let mut all: Vec<usize> = runs.iter().map(figure).collect();
         all.sort_unstable();
@@ -214,16 +217,16 @@ fn row(what: &str, steps: &[&str], planted: Planted, runs_on: f64) -> Row {
 fn a_build_that_crashes_stops_in_the_first_step_that_shows_it() {
     // 50 nodes are 1 %; chance gives at most a few more.
     let sure = row("each process crashes", &STEPS, Planted::Crash(1.0), 1.0);
-    assert!(sure.touched.1 <= 90 && sure.stopped == RUNS as usize);
+    assert!(sure.touched.1 <= 90 && sure.stopped == runs() as usize);
     assert!(sure.crashes.1 <= sure.touched.1, "a node has one crash of a build at most");
     let tenth = row("1 process in 10 crashes", &STEPS, Planted::Crash(0.1), 1.0);
-    assert!(tenth.touched.0 <= 90 && tenth.stopped == RUNS as usize);
+    assert!(tenth.touched.0 <= 90 && tenth.stopped == runs() as usize);
     let hundredth = row("1 process in 100 crashes", &STEPS, Planted::Crash(0.01), 1.0);
     // 250 nodes are 5 %, 1250 are 25 %.
     assert!(hundredth.touched.0 <= 320 && hundredth.touched.1 <= 1400);
     row("1 process in 1000 crashes", &STEPS, Planted::Crash(0.001), 1.0);
     let rare = row("each process crashes", &STEPS, Planted::Crash(1.0), 0.01);
-    assert!(rare.touched.0 <= 5 && rare.stopped == RUNS as usize);
+    assert!(rare.touched.0 <= 5 && rare.stopped == runs() as usize);
     let at_once = row("each process crashes", &["100%"], Planted::Crash(1.0), 1.0);
     assert!(at_once.touched.0 > 10 * sure.touched.0, "steps are what keeps the number small");
     row("1 process in 100 crashes", &["100%"], Planted::Crash(0.01), 1.0);
@@ -232,7 +235,7 @@ fn a_build_that_crashes_stops_in_the_first_step_that_shows_it() {
 #[test]
 fn a_build_that_is_slower_stops_as_soon_as_enough_nodes_tell() {
     let five = row("5 % slower", &STEPS, Planted::Slow(0.05), 1.0);
-    assert!(five.touched.0 <= 320 && five.stopped == RUNS as usize);
+    assert!(five.touched.0 <= 320 && five.stopped == runs() as usize);
     let one = row("1 % slower", &STEPS, Planted::Slow(0.01), 1.0);
     assert!(one.touched.0 <= 1400);
     row("1 % slower", &STEPS, Planted::Slow(0.01), 0.1);
@@ -240,7 +243,12 @@ fn a_build_that_is_slower_stops_as_soon_as_enough_nodes_tell() {
     let blind = row("1 % slower", &["100%"], Planted::Slow(0.01), 1.0);
     assert_eq!(blind.stopped, 0);
     let none = row("no slower", &STEPS, Planted::Slow(0.0), 1.0);
-    assert!(none.stopped <= RUNS as usize / 20, "{} of {RUNS} stopped for nothing", none.stopped);
+    assert!(
+        none.stopped <= runs() as usize / 20,
+        "{} of {} stopped for nothing",
+        none.stopped,
+        runs()
+    );
 }
 
 #[test]

@@ -24,6 +24,21 @@ func check(err error) {
 	}
 }
 
+// Reads all, with pauses: so the server writes to a full socket for most of the time, and neither works all the time.
+func slowly(from io.Reader) ([]byte, error) {
+	var all bytes.Buffer
+	for {
+		_, err := io.CopyN(&all, from, 1<<16)
+		if err == io.EOF {
+			return all.Bytes(), nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
+
 func waitInVain(conn net.Conn) {
 	for {
 		check(conn.SetReadDeadline(time.Now().Add(10 * time.Millisecond)))
@@ -48,7 +63,7 @@ func main() {
 		for {
 			answer, err := client.Get("http://" + listener.Addr().String())
 			check(err)
-			body, err := io.ReadAll(answer.Body)
+			body, err := slowly(answer.Body)
 			check(err)
 			answer.Body.Close()
 			if !bytes.Equal(body, page) {

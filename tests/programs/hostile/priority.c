@@ -4,6 +4,7 @@
      fork   forks, for a child that would keep the first thread's scheduling; the tracer takes the fork's result for its call's
      spin   runs until standard input has a line, then makes the call
 
+   Says at once when its first thread is stopped, when there is a child, and when the first thread is not scheduled normally.
    Ends on a line of standard input, with 7. Says how often its first thread was stopped, how many children there were, and how
    often the thread or a child was not scheduled normally. */
 #define _GNU_SOURCE
@@ -30,6 +31,12 @@ static int woken[2];
 /* The memory of the code at the gadget; that code has no stack of its own. */
 volatile int evil_mode, evil_spins, evil_may_go;
 char evil_stack[65536] __attribute__((aligned(16)));
+
+static void say(const char *line)
+{
+    puts(line);
+    fflush(stdout);
+}
 
 static void look(int policy, volatile unsigned long *count)
 {
@@ -124,8 +131,12 @@ static char state(void)
 
 static void *watch(void *none)
 {
-    while (!over)
+    while (!over) {
+        unsigned long before = seen->of_thread;
         look(sched_getscheduler(first), &seen->of_thread);
+        if (!before && seen->of_thread)
+            say("first 1");
+    }
     return none;
 }
 
@@ -136,21 +147,19 @@ static void *attack(void *none)
         int stopped = state() == 't';
         if (stopped && !was_stopped) {
             unsigned long before = seen->children;
-            seen->stops++;
+            if (!seen->stops++)
+                say("stopped 1");
             set_gadgets(1);
             for (int i = 0; i < 200 && seen->children == before && !evil_spins && state() != 'S'; i++)
                 ;
             set_gadgets(0);
-            if (!before && seen->children) {
-                puts("forked 1");
-                fflush(stdout);
-            }
+            if (!before && seen->children)
+                say("forked 1");
         }
         was_stopped = stopped;
         if (evil_spins == 1) {
             evil_spins = 2;
-            puts("spins 1");
-            fflush(stdout);
+            say("spins 1");
         }
         while (waitpid(-1, NULL, WNOHANG) > 0)
             ;

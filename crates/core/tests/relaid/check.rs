@@ -104,7 +104,12 @@ fn same_contents(layout: &Layout, file: &[u8], image: &[u8]) {
 
 /// Returns whether every byte is the original's, or lies in a hole.
 fn is_kept_or_hole(was: &[u8], is: &[u8]) -> bool {
-    was.len() == is.len() && was.iter().zip(is).all(|(was, is)| was == is || *is == 0)
+    // Blocks are compared first, because that is many times as fast.
+    let blocks = was.chunks(4096).zip(is.chunks(4096));
+    let holds = |(was, is): (&[u8], &[u8])| {
+        was == is || was.iter().zip(is).all(|(was, is)| was == is || *is == 0)
+    };
+    was.len() == is.len() && blocks.into_iter().all(holds)
 }
 
 fn bytes(file: &[u8], at: u64, len: u64) -> &[u8] {
