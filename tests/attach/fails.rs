@@ -4,6 +4,7 @@ use support::attaching::{
     attach, attach_run, descriptors, files_joined, is_switched, joined, ok, revert, revert_run,
     switched,
 };
+use support::extent::is_whole;
 use support::{Kind, Run, program};
 
 /// Makes the call `n` fail. Returns false if the command succeeded all the same; else the process must be unchanged.
@@ -20,18 +21,19 @@ fn is_refused(pid: i32, command: fn(i32) -> Run, n: u32) -> bool {
     true
 }
 
-/// Makes each call of an attach fail in turn. Returns the number of calls.
-fn each_call_refused(pid: i32) -> u32 {
-    let refused = (1..100).take_while(|&n| is_refused(pid, attach_run, n)).count();
+/// Makes every `step`th call of an attach fail in turn. Returns how many were refused.
+fn each_call_refused(pid: i32, step: usize) -> u32 {
+    let calls = (1..100).step_by(step);
+    let refused = calls.take_while(|&n| is_refused(pid, attach_run, n)).count();
     u32::try_from(refused).expect("few calls")
 }
 
-/// Makes each call of a revert fail in turn, and reverts at last. If the file's own pages beside a copy cannot be mapped
+/// Makes every `step`th call of a revert fail in turn, and reverts at last. If the file's own pages beside a copy cannot be mapped
 /// anew, a revert succeeds without them.
-fn reverted_with_each_call_refused(pid: i32) {
+fn reverted_with_each_call_refused(pid: i32, step: usize) {
     ok(&revert(pid));
     let (before, mut refused) = (files_joined(pid), 0);
-    for n in 1..20 {
+    for n in (1..20).step_by(step) {
         if switched(pid) == 0 {
             ok(&attach(pid));
         }
@@ -39,7 +41,7 @@ fn reverted_with_each_call_refused(pid: i32) {
         refused += u32::from(is_refused);
         assert!(is_refused || files_joined(pid) == before, "call {n}: {:#?}", joined(pid));
     }
-    assert!(refused >= 2, "{refused} calls were refused");
+    assert!(refused >= if step == 1 { 2 } else { 1 }, "{refused} calls were refused");
     if switched(pid) == 0 {
         ok(&attach(pid));
     }
@@ -53,21 +55,23 @@ fn in_each_kind_of_program() {
         let held = Run::new(program("hold", kind), ["7"]).plain().hold();
         let pid = held.pid();
         let before = joined(pid);
-        let calls = each_call_refused(pid);
+        let calls = each_call_refused(pid, 1);
         assert!(calls >= 5, "{calls} calls: is fault injection built in?");
         assert!(is_switched(pid));
-        reverted_with_each_call_refused(pid);
+        reverted_with_each_call_refused(pid, 1);
         assert_eq!(joined(pid), before);
         ok(&attach(pid));
         held.finish().assert_code(7);
     }
 }
 
+/// The busy program has every third call of those above, because it uses both processors all the time.
 #[test]
 fn while_its_threads_run_in_that_text() {
+    let step = if is_whole() { 1 } else { 3 };
     let held = Run::new(program("spinner", Kind::DynamicPie), ["spin"]).plain().hold();
     let pid = held.pid();
-    assert!(each_call_refused(pid) >= 5);
-    reverted_with_each_call_refused(pid);
+    assert!(each_call_refused(pid, step) >= 2);
+    reverted_with_each_call_refused(pid, step);
     held.finish().assert_code(7).assert_silent();
 }

@@ -1,14 +1,12 @@
 //! If TiExec dies at any instant of an attach or a revert, the program continues undisturbed, and a later attach or
 //! revert works.
 
-use std::ops::Range;
-
 use support::attaching::{
     FAULT_POINTS, attach, attach_run, descriptors, is_switched, joined, ok, revert, revert_run,
     staged, switched, wait_call,
 };
 use support::child::{Held, eventually, state};
-use support::extent::{Share, is_whole, met, rounds};
+use support::extent::{Share, met, rounds, several, sweep};
 use support::smaps::status_field;
 use support::{Kind, Random, Run, program};
 
@@ -36,10 +34,7 @@ fn let_go(pid: i32, fds: &[String], when: &str) {
 const SHARES: u32 = 8;
 
 /// Kills TiExec at each place of an attach and then of a revert of one process.
-///
-/// These shares of the places belong to this situation.
-fn at_each_place(shares: Range<u32>, mut held: Held, say: Option<&str>) {
-    let shares = if is_whole() { 0..1 } else { shares };
+fn at_each_place(shares: &[Share], mut held: Held, say: Option<&str>) {
     let pid = held.pid();
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).expect("an own child's program");
     let (maps, fds) = (joined(pid), descriptors(pid));
@@ -47,7 +42,7 @@ fn at_each_place(shares: Range<u32>, mut held: Held, say: Option<&str>) {
         for point in FAULT_POINTS {
             // Every attach and revert sets the mask twice.
             let least = if point == FAULT_POINTS[3] { 2 } else { 4 };
-            let mut struck = |n| {
+            sweep(shares, least, &format!("{name}, {point}"), |n| {
                 let when = format!("{name}, {point}:{n}");
                 let fault = format!("{point}:{n}");
                 let done = run(pid).env("TIEXEC_FAULT", fault).output();
@@ -69,16 +64,13 @@ fn at_each_place(shares: Range<u32>, mut held: Held, say: Option<&str>) {
                     assert!(switched(pid) == 0, "{when}: {:#?}", joined(pid));
                 }
                 true
-            };
-            for index in shares.clone() {
-                Share { index, of: SHARES }.sweep(least, &format!("{name}, {point}"), &mut struck);
-                // The next fault begins at the same state.
-                if name == "attach" {
-                    ok(&revert(pid));
-                } else {
-                    ok(&attach(pid));
-                    assert!(is_switched(pid));
-                }
+            });
+            // The next fault begins at the same state.
+            if name == "attach" {
+                ok(&revert(pid));
+            } else {
+                ok(&attach(pid));
+                assert!(is_switched(pid));
             }
         }
         if name == "attach" {
@@ -100,22 +92,22 @@ fn at_each_place(shares: Range<u32>, mut held: Held, say: Option<&str>) {
 
 #[test]
 fn while_the_thread_sleeps() {
-    at_each_place(0..3, sleeper("futex"), Some("saw"));
+    at_each_place(&several(0..3, SHARES), sleeper("futex"), Some("saw"));
 }
 
 #[test]
 fn while_the_thread_waits_for_a_signal_under_another_mask() {
-    at_each_place(3..6, sleeper("sigsuspend"), Some("saw"));
+    at_each_place(&several(3..6, SHARES), sleeper("sigsuspend"), Some("saw"));
 }
 
 #[test]
 fn while_all_threads_run() {
-    at_each_place(6..7, spinner("spin"), None);
+    at_each_place(&several(6..7, SHARES), spinner("spin"), None);
 }
 
 #[test]
 fn in_a_thread_of_its_own() {
-    at_each_place(7..8, spinner("wait"), None);
+    at_each_place(&several(7..8, SHARES), spinner("wait"), None);
 }
 
 #[test]

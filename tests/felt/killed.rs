@@ -3,7 +3,7 @@
 
 use support::attaching::{FAULT_POINTS, switched};
 use support::child::eventually;
-use support::extent::{Share, met};
+use support::extent::{Share, met, several, sweep};
 use support::smaps::status_field;
 use support::{Random, Run, rounds};
 
@@ -36,13 +36,13 @@ fn killed(row: &'static str, signals: Signals) {
 }
 
 /// Lets TiExec die at each place of an attach and then of a revert.
-pub(crate) fn at_each_fault_point(share: Share, row: &str, mut looping: Looping) {
+pub(crate) fn at_each_fault_point(shares: &[Share], row: &str, mut looping: Looping) {
     let mut deaths = 0;
     let (attach, revert) = (Looping::attach_run as fn(&Looping) -> Run, Looping::revert_run as _);
     for (name, run, undo) in [("attach", attach, revert), ("revert", revert, attach)] {
         for point in FAULT_POINTS {
             // A share of few places may have none. The count of all deaths shows that faults are built in.
-            share.sweep(0, &format!("{row}: {name}, {point}"), |n| {
+            sweep(shares, 0, &format!("{row}: {name}, {point}"), |n| {
                 let fault = format!("{point}:{n}");
                 // An attach or a revert that finds no thread to stop says nothing about the place.
                 for _ in 0..5 {
@@ -68,22 +68,21 @@ pub(crate) fn at_each_fault_point(share: Share, row: &str, mut looping: Looping)
 }
 
 macro_rules! at_each_fault_point {
-    ($($index:literal $name:ident: $row:literal)+) => {$(
+    ($($shares:expr, $name:ident: $row:literal)+) => {$(
         #[test]
         fn $name() {
-            // There are five rows below.
-            let share = Share { index: $index, of: 5 };
-            at_each_fault_point(share, $row, Looping::new($row, Signals::No));
+            // The rows below share the places. Those that use processors all the time have fewer.
+            at_each_fault_point(&several($shares, 9), $row, Looping::new($row, Signals::No));
         }
     )+};
 }
 
 at_each_fault_point! {
-    0 a_write_at_each_fault_point: "write"
-    1 a_send_with_descriptors_at_each_fault_point: "send_scm"
-    2 a_recv_with_a_timeout_at_each_fault_point: "recv"
-    3 a_getrandom_at_each_fault_point: "getrandom"
-    4 a_whole_recv_at_each_fault_point: "recv_all"
+    0..1, a_write_at_each_fault_point: "write"
+    1..2, a_send_with_descriptors_at_each_fault_point: "send_scm"
+    2..5, a_recv_with_a_timeout_at_each_fault_point: "recv"
+    5..6, a_getrandom_at_each_fault_point: "getrandom"
+    6..9, a_whole_recv_at_each_fault_point: "recv_all"
 }
 
 macro_rules! rows {

@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use support::attaching::{Before, assert_untouched, ctl, switched};
+use support::extent::shared;
 use support::smaps::vmas;
 use support::{Done, Kind, Run, is_root, pmd_size, program, program_big, require, write_program};
 
@@ -340,7 +341,7 @@ fn truncated_programs() {
 #[test]
 fn hostile_headers() {
     let files = Files::new();
-    for kind in [Kind::DynamicPie, Kind::StaticNoPie] {
+    for (share, kind) in shared([Kind::DynamicPie, Kind::StaticNoPie]) {
         let elf = Elf::read(&program("exits", kind));
         let text = elf.text();
         let max = u64::MAX.to_le_bytes();
@@ -404,7 +405,7 @@ fn hostile_headers() {
                 elf.clone().put(text + 16, elf.u64(elf.header(1, 0) + 16).to_le_bytes()),
             ),
         ];
-        for (what, case) in cases {
+        for (_, (what, case)) in (0..).zip(cases).filter(|(place, _)| share.has(*place)) {
             files.check(&format!("{kind:?}, {what}"), &case.0);
         }
     }

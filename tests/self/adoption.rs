@@ -38,8 +38,8 @@ fn built(source: &Path) -> PathBuf {
         std::fs::write(&marker, text).expect("a file");
     }
     describe(&place);
-    // The build is not optimised, because the test is only about the place of the text.
-    let make = "PKG_CONFIG_PATH=$PWD make -C src -j2 MALLOC=libc USE_SYSTEMD=no USE_TIEXEC=yes OPTIMIZATION=-O0 redis-server redis-cli";
+    // The build is not optimised and has no debug information, because the test is only about the place of the text.
+    let make = "PKG_CONFIG_PATH=$PWD make -C src -j2 MALLOC=libc USE_SYSTEMD=no USE_TIEXEC=yes OPTIMIZATION=-O0 DEBUG= redis-server redis-cli";
     sh(make, &place);
     place.join("src")
 }

@@ -45,22 +45,39 @@ pub fn shared<T>(
     (0..).zip(kinds).map(|(index, kind)| (Share { index, of }, kind)).collect()
 }
 
-impl Share {
-    /// Calls `struck` with the numbers of this share's places in order, until it returns false, because the fault has
-    /// no such place. Panics if that place is one of the first `least`, as without fault injection. Returns the last
-    /// place that was struck, or 0.
-    pub fn sweep(self, least: u32, what: &str, mut struck: impl FnMut(u32) -> bool) -> u32 {
-        /// More places than any fault has.
-        const END: u32 = 300;
-        let Share { index, of } = if is_whole() { ALL } else { self };
-        let mut last = 0;
-        let mut place = index + 1;
-        while struck(place) {
-            last = place;
-            place += of;
-            assert!(place < END, "{what}: still struck at place {last}: it is never complete");
+/// The shares of a kind that has several of them, because it costs less than the others.
+pub fn several(indices: std::ops::Range<u32>, of: u32) -> Vec<Share> {
+    indices.map(|index| Share { index, of }).collect()
+}
+
+/// Calls `struck` with the numbers of the places of these shares in order, until it returns false, because the fault has
+/// no such place. Panics if that place is one of the first `least`, as without fault injection. Returns the last
+/// place that was struck, or 0.
+pub fn sweep(shares: &[Share], least: u32, what: &str, mut struck: impl FnMut(u32) -> bool) -> u32 {
+    /// More places than any fault has.
+    const END: u32 = 300;
+    let mut last = 0;
+    for place in (1..END).filter(|place| shares.iter().any(|share| share.has(place - 1))) {
+        if !struck(place) {
+            assert!(
+                place > least,
+                "{what}: not struck at place {place}: is fault injection built in?"
+            );
+            return last;
         }
-        assert!(place > least, "{what}: not struck at place {place}: is fault injection built in?");
-        last
+        last = place;
+    }
+    panic!("{what}: still struck at place {last}: it is never complete");
+}
+
+impl Share {
+    /// Returns whether the place of this number, counted from 0, is in the share. In `make soak` each is.
+    pub fn has(self, place: u32) -> bool {
+        is_whole() || place % self.of == self.index
+    }
+
+    /// Sweeps over this share alone ([`sweep`]).
+    pub fn sweep(self, least: u32, what: &str, struck: impl FnMut(u32) -> bool) -> u32 {
+        sweep(&[self], least, what, struck)
     }
 }
