@@ -60,8 +60,11 @@ pub const KEYS: [&str; 17] = [
     "canary-guard",
     "canary-guard-query",
 ];
+/// Reads the value of a key of the table `[agent]`.
+type ReadLimit = fn(&mut Limits, &Value) -> Result<(), String>;
+
 /// The keys of the table `[agent]`, each with what reads its value.
-const AGENT_KEYS: [(&str, fn(&mut Limits, &Value) -> Result<(), String>); 2] = [
+const AGENT_KEYS: [(&str, ReadLimit); 2] = [
     ("max-copies", |limits, value| {
         let Value::String(text) = value else {
             return Err(format!("{} is not a size in quotes such as \"1GiB\"", value_shown(value)));

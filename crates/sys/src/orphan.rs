@@ -20,21 +20,11 @@ pub enum Orphan {
     Other(Pid),
 }
 
-/// What the first child writes into the memory that it shares with its parent.
-#[repr(C)]
-#[derive(Default)]
-pub(crate) struct Told {
-    /// Its own id.
-    pub(crate) first: c_long,
-    /// The answer to its clone(2): the orphan's id, or a negative error number.
-    pub(crate) orphan: c_long,
-}
-
 /// The flags of the first child. As after vfork(2), it runs in the memory of its parent while the parent stands still. So
 /// the kernel copies the page tables once, for the orphan, and the parent needs no message from another process, for which
 /// it would wait until that process gets a processor. The flags name no signal: `wait` without `__WALL` does not see the
 /// child.
-pub(crate) const FIRST: c_long = (CLONE_VM | CLONE_VFORK) as c_long;
+const FIRST: c_long = (CLONE_VM | CLONE_VFORK) as c_long;
 
 /// `clone(CLONE_VM|CLONE_VFORK)`, and `clone(0)` in the child, which ends then — makes an orphan. The orphan shows its
 /// `role` as its name and as its command line; this process shows it, too, until the call returns.
@@ -69,29 +59,30 @@ fn set_mask(mask: u64) -> u64 {
 }
 
 fn fork(role: Role) -> Result<Orphan, SysError> {
-    let mut told = Told::default();
+    let mut told = [0; 2];
     // The orphan may get no processor for a while: nobody may take it for this process or for the program meanwhile.
     let shown = Lent::begin(role);
-    // SAFETY: `told` is live until the call returns. The process has one thread.
-    let answer = unsafe { arch::fork_twice(&raw mut told) };
+    // SAFETY: `told` is live, these are the flags, and the process has one thread.
+    let answer = unsafe { arch::fork_twice(FIRST, &raw mut told) };
+    let [first, orphan] = told;
     if answer == 0 {
         shown.keep(role);
-        return Ok(Orphan::This { first: pid_of(told.first).ok() });
+        return Ok(Orphan::This { first: pid_of(first).ok() });
     }
     shown.end();
-    let first = pid_of(answer)?;
-    // It has ended, or is about to.
-    let _reaped = wait(first);
-    pid_of(told.orphan).map(Orphan::Other)
+    // The first child has ended, or is about to.
+    let _reaped = wait(pid_of(answer)?);
+    pid_of(orphan).map(Orphan::Other)
 }
 
-/// Reads an answer of clone(2).
+/// Reads an answer of clone(2). 0 is what a first child leaves that was killed before it forked.
 fn pid_of(answer: c_long) -> Result<Pid, SysError> {
-    let failed = |errno| SysError { call: "clone", errno: Errno(errno) };
-    let answer = i32::try_from(answer).map_err(|_| failed(libc::EINVAL))?;
-    // 0 is what a first child leaves that a signal killed before its call.
-    Pid::from_raw(answer.max(0))
-        .ok_or_else(|| failed(if answer == 0 { libc::EINTR } else { -answer }))
+    let answer = answer as i32;
+    if let Some(pid) = Pid::from_raw(answer.max(0)) {
+        return Ok(pid);
+    }
+    let errno = if answer == 0 { Errno::INTR } else { Errno(-answer) };
+    Err(SysError { call: "clone", errno })
 }
 
 #[cfg(test)]

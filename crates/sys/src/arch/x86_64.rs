@@ -36,12 +36,13 @@ pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
     Some(i32::from_le_bytes([a, b, c, d]) + 5)
 }
 
-/// Forks a child that shares this process's memory ([`FIRST`](crate::orphan::FIRST)) and that forks a child of its own and ends. Returns
-/// 0 in the second child, and the answer to the first clone(2) in this process.
+/// Calls clone(2) with these flags for a child that shares this process's memory, and once more without flags in that
+/// child, which then ends. The first child writes its id and the answer to its clone(2) to `told`. Returns 0 in the second
+/// child, and the answer to the first clone(2) in this process.
 ///
 /// # Safety
-/// The process has one thread, and `told` may be written to.
-pub(crate) unsafe fn fork_twice(told: *mut crate::orphan::Told) -> libc::c_long {
+/// The process has one thread, the flags hold `CLONE_VM` and `CLONE_VFORK`, and `told` may be written to.
+pub(crate) unsafe fn fork_twice(flags: libc::c_long, told: *mut [libc::c_long; 2]) -> libc::c_long {
     let answer;
     // SAFETY: the first child shares this stack and uses none of it: it runs no code but this, in registers, and writes only
     // to `told`. This process stands still until the child has ended. The second child has a copy of all memory.
@@ -68,7 +69,7 @@ pub(crate) unsafe fn fork_twice(told: *mut crate::orphan::Told) -> libc::c_long 
             clone = const libc::SYS_clone,
             exit_group = const libc::SYS_exit_group,
             inlateout("rax") libc::SYS_clone => answer,
-            inlateout("rdi") crate::orphan::FIRST => _,
+            inlateout("rdi") flags => _,
             in("rsi") 0_u64,
             in("rdx") 0_u64,
             in("r10") 0_u64,
