@@ -6,7 +6,7 @@ use std::path::Path;
 use support::child::tool;
 use support::require;
 
-use crate::{NEEDS, packages};
+use crate::{NEEDS, VERSIONS, Version, made, make, packages};
 
 /// Returns the files that a tool lists, without directories.
 fn files(argv: &[&str]) -> BTreeSet<String> {
@@ -108,4 +108,23 @@ fn lintian_finds_no_fault() {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/deb/lintian-overrides");
     let overrides = std::fs::read_to_string(overrides).expect("the exceptions");
     assert!(overrides.starts_with("# "), "{overrides}");
+}
+
+/// Whoever builds the packages anew, from the same programs, gets the same bytes.
+#[test]
+fn two_builds_have_one_digest() {
+    require!(packages().is_some(), "{NEEDS}");
+    let Version { deb, rpm, library } = &packages().expect("packages").newer;
+    let again = tempfile::tempdir().expect("a directory");
+    let programs = deb.with_file_name("programs");
+    std::os::unix::fs::symlink(programs, again.path().join("programs")).expect("a link");
+    make(VERSIONS[1], again.path());
+    assert!(made(VERSIONS[1], again.path()).is_some(), "a package is missing");
+    let tarball =
+        deb.with_file_name(format!("tiexec-{}-{}.tar.gz", VERSIONS[1], std::env::consts::ARCH));
+    for first in [deb, rpm, &tarball].into_iter().chain(library) {
+        let second = again.path().join(first.file_name().expect("a name"));
+        let read = |path: &Path| std::fs::read(path).expect("a package");
+        assert!(read(first) == read(&second), "differs: {}", first.display());
+    }
 }
