@@ -4,9 +4,10 @@
 //! An object's ID stays the same when commits are rebased or merged, which the ID of a commit does not.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::repository;
 
@@ -21,6 +22,9 @@ pub(crate) const BY_KERNELS: [&str; 5] = [
 
 /// What `make k8s-test` covers.
 pub(crate) const BY_K8S: [&str; 3] = ["crates/agent/src", "deploy/container", "deploy/helm"];
+
+/// What `make tools-test` covers: all that decides what a process has in its maps, and the cases themselves.
+pub(crate) const BY_TOOLS: [&str; 3] = ["crates/remap/src", "xtask/src/tools", "xtask/tools"];
 
 /// The IDs of directories' contents.
 pub(crate) type Covered = BTreeMap<String, String>;
@@ -61,6 +65,22 @@ pub(crate) fn check(before: &Covered, now: &Covered, fix: &str) -> Result<()> {
     Ok(())
 }
 
+/// Writes the record of a run into a file of the repository.
+pub(crate) fn record(file: &str, covered: &Covered) -> Result<()> {
+    fs::write(repository()?.join(file), serde_json::to_string_pretty(covered)? + "\n")
+        .with_context(|| format!("cannot write {file}"))
+}
+
+/// Checks that the run that a file of the repository records tested what is committed. Returns the file's name.
+pub(crate) fn check_record(file: &str, paths: &[&str], fix: &str) -> Result<String> {
+    let before: Covered = match fs::read(repository()?.join(file)) {
+        Ok(text) => serde_json::from_slice(&text).with_context(|| file.to_owned())?,
+        Err(_no_run) => Covered::new(),
+    };
+    check(&before, &committed(paths)?, fix)?;
+    Ok(file.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -82,5 +102,12 @@ mod tests {
     #[test]
     fn everything_covered_exists() {
         committed(&BY_K8S).unwrap();
+        committed(&BY_TOOLS).unwrap();
+    }
+
+    #[test]
+    fn a_run_without_a_record_does_not_count() {
+        let error = check_record("docs/no-such-test.json", &BY_TOOLS, "make it").unwrap_err();
+        assert_eq!(error.to_string(), "no record of the tested sources; fix: make it");
     }
 }

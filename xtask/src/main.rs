@@ -3,6 +3,7 @@
 
 mod context;
 mod covered;
+mod criteria;
 mod dist;
 #[cfg(test)]
 mod docs;
@@ -14,7 +15,6 @@ mod k8s;
 mod licences;
 #[cfg(test)]
 mod messages;
-#[cfg(test)]
 mod promises;
 mod release;
 mod sbom;

@@ -22,8 +22,7 @@ use clap::{Args, ValueEnum};
 
 use self::cases::CASES;
 use self::node::Cluster;
-use crate::covered::{self, Covered};
-use crate::repository;
+use crate::covered;
 use crate::vm::{Arch, Lacking, forbids_skips};
 
 /// Runs tiexecd on a Kubernetes node, which is made of namespaces of this machine
@@ -94,7 +93,7 @@ impl K8sTest {
                 fs::remove_dir_all(&work)
                     .with_context(|| format!("cannot remove {}", work.display()))?;
                 if let Some(covered) = covered.filter(|_| status.success()) {
-                    fs::write(recorded()?, serde_json::to_string_pretty(&covered)? + "\n")?;
+                    covered::record(RECORD, &covered)?;
                 }
                 Ok(code(status))
             }
@@ -139,18 +138,11 @@ impl K8sTest {
 }
 
 /// The record of the last run of all cases that passed: the sources that it tested.
-fn recorded() -> Result<PathBuf> {
-    Ok(repository()?.join("docs/k8s-test.json"))
-}
+const RECORD: &str = "docs/k8s-test.json";
 
 /// Checks that the recorded run tested the committed sources.
 pub(crate) fn check_recorded() -> Result<String> {
-    let covered: Covered = match fs::read(recorded()?) {
-        Ok(text) => serde_json::from_slice(&text).context("docs/k8s-test.json")?,
-        Err(_no_run) => Covered::new(),
-    };
-    covered::check(&covered, &covered::committed(&covered::BY_K8S)?, "make k8s-test")?;
-    Ok("docs/k8s-test.json".to_owned())
+    covered::check_record(RECORD, &covered::BY_K8S, "make k8s-test")
 }
 
 /// The directory of the last run's logs.

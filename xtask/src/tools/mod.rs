@@ -17,9 +17,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use self::cases::{CASES, Case};
-use crate::repository;
 use crate::vm::cache::Cache;
 use crate::vm::{Arch, Lacking, forbids_skips};
+use crate::{covered, repository};
 
 /// Asks debuggers, profilers and crash handlers about programs on huge pages
 #[derive(Args, Debug)]
@@ -111,6 +111,8 @@ impl ToolsTest {
         };
         // A store only holds files that everybody may read.
         fs::set_permissions(machine.work.path(), fs::Permissions::from_mode(0o755))?;
+        let covered =
+            if self.record { Some(covered::to_record(&covered::BY_TOOLS)?) } else { None };
         let is_wanted = |case: &&Case| {
             self.cases.is_empty() || self.cases.iter().any(|part| case.name.starts_with(part))
         };
@@ -140,11 +142,22 @@ impl ToolsTest {
         if rows.is_empty() {
             bail!("no case has such a name");
         }
-        if self.record {
+        if let Some(covered) = covered {
             page::write(&rows)?;
+            if failed == 0 {
+                covered::record(RECORD, &covered)?;
+            }
         }
         Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
+}
+
+/// The record of the last run of all cases in which none failed: the sources that it tested.
+const RECORD: &str = "docs/tools-test.json";
+
+/// Checks that the recorded run tested the committed sources.
+pub(crate) fn check_recorded() -> Result<String> {
+    covered::check_record(RECORD, &covered::BY_TOOLS, "make tools-test")
 }
 
 /// The directories that the cases use.
