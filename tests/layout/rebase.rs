@@ -9,7 +9,7 @@ use support::{Done, Fresh, Held, Kind, Report, Run, installed, program, require,
 
 /// The lines that do not name an address or a process.
 fn facts(done: &Done) -> Vec<String> {
-    let varying = ["bias ", "pid ", "huge "];
+    let varying = ["bias ", "pid ", "huge ", "place "];
     let out = done.out();
     out.lines().filter(|l| !varying.iter().any(|v| l.starts_with(v))).map(str::to_owned).collect()
 }

@@ -31,8 +31,8 @@ fn every_place_of_the_vector_in_its_page() {
     let launch = |padding: usize| {
         let done = run.clone().env("PADDING", "x".repeat(padding)).output();
         done.assert_code(7).assert_silent();
-        let at = said(&done.out(), "auxv").and_then(|at| at.parse().ok());
-        at.unwrap_or_else(|| panic!("no auxv line: {done}"))
+        let at = said(&done.out(), "place").and_then(|at| at.parse().ok());
+        at.unwrap_or_else(|| panic!("no place: {done}"))
     };
     let first: usize = launch(0);
     for place in (0..4096).step_by(16) {

@@ -317,7 +317,7 @@ int main(int argc, char **argv)
     SAY("arguments %d environment %d\n", argc, n);
     printf("strings %lx\nbias %lx\npid %d\n", h, bias, getpid());
     /* Where the auxiliary vector begins in its page. */
-    printf("auxv %lu\n", (unsigned long)(environ + n + 1) % 4096);
+    printf("place %lu\n", (unsigned long)(environ + n + 1) % 4096);
     SAY("huge %lu\n", huge_text());
     if (bad_count)
         printf("%s", maps_text);

@@ -129,7 +129,9 @@ pub fn begin(
     let (ours, theirs) = std::io::pipe().map_err(|error| error.to_string())?;
     let (this, as_child) = (process::this(), process::takes_in_orphans());
     let failed = |error: SysError| error.to_string();
-    let started = if as_child || ProcDir::this_has_filters() {
+    let status = ProcDir::this_process().and_then(|this| this.status());
+    let has_no_filters = status.is_ok_and(|status| status.seccomp == 0);
+    let started = if as_child || !has_no_filters {
         match process::fork_single_threaded(Role::Follower).map_err(failed)? {
             Fork::Parent(child) if as_child => Started::Child(child),
             Fork::Parent(child) => Started::By(child),
@@ -232,6 +234,13 @@ impl Begun {
     /// # Errors
     /// Why the program has no companion; this process is unchanged.
     pub fn finish(mut self) -> Result<Companion, String> {
+        if !matches!(self.started, Started::Orphan(_)) {
+            let mut first = [0];
+            if self.channel.read_exact(&mut first).is_err() && ProcDir::this_has_filters() {
+                // So this process must not wait for the child, either.
+                return Err("a seccomp filter kills on a call that is needed".to_owned());
+            }
+        }
         let said = self.listen();
         if let (Started::Child(child), Err(_)) = (self.started, &said) {
             // A child that reports nothing is useless.
@@ -267,12 +276,8 @@ impl Begun {
         Ok(Companion { pid, subreaper, no_watch })
     }
 
-    /// Reads what a child tells that rehearses a wait: that it has survived, and the companion's ID.
+    /// Reads the companion's ID, which a child tells that has rehearsed a wait.
     fn hear_id(&mut self) -> Result<Pid, String> {
-        let mut first = [0];
-        if self.channel.read_exact(&mut first).is_err() && ProcDir::this_has_filters() {
-            return Err("a seccomp filter kills on a call that is needed".to_owned());
-        }
         let mut id = [0; 4];
         let said = self.channel.read_exact(&mut id).ok();
         said.and_then(|()| Pid::from_raw(i32::from_ne_bytes(id)))
