@@ -93,9 +93,10 @@ impl Postgres {
         text.lines().next().and_then(|pid| pid.parse().ok()).expect("its id")
     }
 
-    /// Stops the server. Panics if its log has an error.
+    /// Stops the server once its clients have ended. Panics if its log has an error.
     pub fn stop(self) {
-        self.run("pg_ctl", &["-D", &self.data(), "-m", "fast", "-w", "stop"]);
+        // A fast stop would end the server's process of a client that has just ended, with an error in the log.
+        self.run("pg_ctl", &["-D", &self.data(), "-m", "smart", "-w", "stop"]);
         let log = std::fs::read_to_string(format!("{}/log", self.at)).expect("its log");
         for word in ["FATAL", "PANIC", "ERROR", "terminated"] {
             assert!(!log.contains(word), "{log}");
