@@ -51,7 +51,7 @@ pub(crate) fn call_this(role: Role) {
     let name = role.name();
     let _only_a_name = rustix::thread::set_name(name);
     if let Some(title) = Title::of_this() {
-        if title.reach(name) > title.arguments {
+        if title.reaches_environment(name) {
             copy_environment();
         }
         title.write(name);
@@ -78,11 +78,8 @@ impl Lent {
 
     /// Keeps the role, in a process that was forked meanwhile.
     pub(crate) fn keep(self, role: Role) {
-        let into_environment = self
-            .title
-            .as_ref()
-            .is_some_and(|(title, _)| title.reach(role.name()) > title.arguments);
-        if into_environment {
+        let into_environment = |(title, _): &(Title, _)| title.reaches_environment(role.name());
+        if self.title.as_ref().is_some_and(into_environment) {
             // The environment must be whole again before it gets a place of its own.
             self.end();
             call_this(role);
@@ -127,6 +124,11 @@ impl Title {
     /// Returns the length of what `write` may change.
     fn reach(self, name: &CStr) -> usize {
         name.to_bytes_with_nul().len().min(self.arguments + self.environment).max(self.arguments)
+    }
+
+    /// Returns whether `write` changes the environment, too.
+    fn reaches_environment(self, name: &CStr) -> bool {
+        self.reach(name) > self.arguments
     }
 
     fn write(self, name: &CStr) {

@@ -27,10 +27,10 @@ impl ProcDir {
         Self::open(Path::new("/proc/self"), "open(/proc/self)")
     }
 
-    /// Returns whether seccomp filters are in force for this process; false if that is not known.
-    pub fn this_has_filters() -> bool {
+    /// Returns whether seccomp filters are in force for this process; true if that is not known.
+    pub fn this_may_have_filters() -> bool {
         let status = Self::this_process().and_then(|this| this.status());
-        status.is_ok_and(|status| status.seccomp != 0)
+        status.map_or(true, |status| status.seccomp != 0)
     }
 
     /// Opens `/proc/PID`.

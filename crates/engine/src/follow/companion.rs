@@ -129,19 +129,19 @@ pub fn begin(
     let (ours, theirs) = std::io::pipe().map_err(|error| error.to_string())?;
     let (this, as_child) = (process::this(), process::takes_in_orphans());
     let failed = |error: SysError| error.to_string();
-    let status = ProcDir::this_process().and_then(|this| this.status());
-    let has_no_filters = status.is_ok_and(|status| status.seccomp == 0);
-    let started = if as_child || !has_no_filters {
+    let companion = |first: Option<Pid>, channel: PipeWriter| {
+        Life { program: this, first, under_subreaper, heirs, keep }.live(channel, work);
+    };
+    let started = if as_child || ProcDir::this_may_have_filters() {
         match process::fork_single_threaded(Role::Follower).map_err(failed)? {
             Fork::Parent(child) if as_child => Started::Child(child),
             Fork::Parent(child) => Started::By(child),
             Fork::Child => {
                 drop(ours);
                 in_child(|| {
-                    let first = rehearsed(&theirs, as_child)?;
-                    let life = Life { program: this, first, under_subreaper, heirs, keep };
-                    life.live(theirs, work);
-                    Some(())
+                    if let Some(first) = rehearsed(&theirs, as_child) {
+                        companion(first, theirs);
+                    }
                 })
             }
         }
@@ -150,11 +150,7 @@ pub fn begin(
             Orphan::Other(pid) => Started::Orphan(pid),
             Orphan::This { first } => {
                 drop(ours);
-                in_child(|| {
-                    let life = Life { program: this, first, under_subreaper, heirs, keep };
-                    life.live(theirs, work);
-                    Some(())
-                })
+                in_child(|| companion(first, theirs))
             }
         }
     };
@@ -162,7 +158,7 @@ pub fn begin(
 }
 
 /// Ends this process after `life`.
-fn in_child(life: impl FnOnce() -> Option<()>) -> ! {
+fn in_child(life: impl FnOnce()) -> ! {
     let ended = catch_unwind(AssertUnwindSafe(life));
     process::exit_now(i32::from(ended.is_err()))
 }
@@ -172,18 +168,18 @@ fn in_child(life: impl FnOnce() -> Option<()>) -> ! {
 fn rehearsed(mut channel: &PipeWriter, as_child: bool) -> Option<Option<Pid>> {
     process::rehearse_wait();
     channel.write_all(&[MAY_WAIT]).ok()?;
-    let tell = |mut channel: &PipeWriter, id: Pid| {
+    let mut tell = |id: Pid| {
         let _it_has_given_up = channel.write_all(&id.as_raw_nonzero().get().to_ne_bytes());
     };
     let this = process::this();
     if as_child {
-        tell(channel, this);
+        tell(this);
         return Some(None);
     }
     match process::fork_single_threaded(Role::Follower) {
         Ok(Fork::Child) => Some(Some(this)),
         Ok(Fork::Parent(companion)) => {
-            tell(channel, companion);
+            tell(companion);
             None
         }
         Err(_) => None,
@@ -236,8 +232,8 @@ impl Begun {
     pub fn finish(mut self) -> Result<Companion, String> {
         if !matches!(self.started, Started::Orphan(_)) {
             let mut first = [0];
-            if self.channel.read_exact(&mut first).is_err() && ProcDir::this_has_filters() {
-                // So this process must not wait for the child, either.
+            if self.channel.read_exact(&mut first).is_err() && ProcDir::this_may_have_filters() {
+                // A filter that has killed the child for its wait would kill this process, too.
                 return Err("a seccomp filter kills on a call that is needed".to_owned());
             }
         }
@@ -290,7 +286,7 @@ impl Begun {
         let _end = self.channel.read_to_end(&mut Vec::new());
         // The kernel closes its descriptors a moment before it has ended. Under a filter, the launch makes no call that
         // it need not make.
-        if let Some(pid) = pid.filter(|_| !ProcDir::this_has_filters())
+        if let Some(pid) = pid.filter(|_| !ProcDir::this_may_have_filters())
             && let Ok(pidfd) = process::open_pidfd(pid)
         {
             let _ended = wait_for_end(Some(pidfd.as_fd()), Some(PATIENCE / 50));
@@ -319,7 +315,7 @@ impl Begun {
     }
 }
 
-/// What a companion lives by.
+/// The parameters of a companion.
 struct Life<'a> {
     program: Pid,
     /// The parent that the companion has lost; `None` if it is a child of the program.

@@ -55,7 +55,7 @@ pub fn may_listen() -> bool {
 /// Asks the agent to take this process, and returns whether the agent has taken it. Returns false if no agent listens, or
 /// a seccomp filter kills a process that asks.
 pub fn is_taken() -> bool {
-    if ProcDir::this_has_filters() && rehearse(rehearsal).is_err() {
+    if ProcDir::this_may_have_filters() && rehearse(rehearsal).is_err() {
         return false;
     }
     let Ok(socket) = request(REQUEST) else { return false };
