@@ -35,14 +35,11 @@ def intervals(title, description, rows, ticks):
     def at(ratio):
         return round(LABELS + SCALE * (min(max(ratio, low), high) - low) / (high - low), 1)
 
-    def line(kind, interval, y):
-        return f'  <line class="{kind}" x1="{at(interval[0])}" x2="{at(interval[1])}" y1="{y}" y2="{y}"/>'
+    def line(kind, x, until, y):
+        return f'  <line class="{kind}" x1="{x}" x2="{until}" y1="{y}" y2="{y}"/>'
 
     def legend(x, kind, words):
-        return [line_at(kind, x, x + 26, 18), f'  <text x="{x + 34}" y="22">{words}</text>']
-
-    def line_at(kind, x, until, y):
-        return f'  <line class="{kind}" x1="{x}" x2="{until}" y1="{y}" y2="{y}"/>'
+        return [line(kind, x, x + 26, 18), f'  <text x="{x + 34}" y="22">{words}</text>']
 
     lines = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
              'aria-labelledby="title desc">',
@@ -56,6 +53,7 @@ def intervals(title, description, rows, ticks):
                  'with huge pages ÷ plain; 95 % intervals</text>')
     for number, (label, kind, median, interval, control) in enumerate(rows):
         y = TOP + ROW * number + ROW // 2 - 5
-        lines += [f'  <text x="8" y="{y + 4}">{escape(label)}</text>', line("control", control, y), line(f"{kind} ratio", interval, y),
+        lines += [f'  <text x="8" y="{y + 4}">{escape(label)}</text>', line("control", *map(at, control), y),
+                  line(f"{kind} ratio", *map(at, interval), y),
                   f'  <circle class="{kind}" cx="{at(median)}" cy="{y}" r="4"/>']
     return "\n".join([*lines, "</svg>"]) + "\n"
