@@ -4,9 +4,8 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use support::child::tool;
 use support::podman::{Container, NEEDS, Podman, is_there};
-use support::{require, tiexec, tiexecctl, tiexecd};
+use support::{require, strip, tiexec, tiexecctl, tiexecd};
 
 use crate::{NODE, becomes_huge};
 
@@ -20,8 +19,7 @@ fn two_builds_have_one_digest() {
     for program in [tiexec(), tiexecctl(), tiexecd()] {
         let to = context.path().join(program.file_name().expect("a name"));
         // The debug information is four fifths of a program, and podman hashes and packs all bytes four times.
-        let stripped = tool(&["strip", "-o", &to.to_string_lossy(), &program.to_string_lossy()]);
-        assert!(stripped.status.success(), "{stripped:?}");
+        strip("--strip-all", program, &to);
     }
     // `cargo xtask context` puts a list of crates there.
     std::fs::write(context.path().join("tiexec.cdx.json"), "{}\n").expect("a list");

@@ -1,7 +1,7 @@
 //! TiExec without CAP_SYS_ADMIN, as for an ordinary user and in a container: the kernel does not show whether a running thread is
 //! in a system call. So a stop may cut a transfer short, and the thread completes it.
 
-use support::extent::{is_whole, several};
+use support::extent::{Share, is_whole};
 use support::{is_root, require};
 
 use crate::killed::at_each_fault_point;
@@ -52,11 +52,8 @@ mod killed {
     fn at_each(index: u32, row: &'static str) {
         require!(is_root(), "not root");
         // There are three rows below.
-        at_each_fault_point(
-            &several(index..index + 1, 3),
-            row,
-            Looping::behind(&WITHOUT_ADMIN, row, Signals::No),
-        );
+        let share = Share { index, of: 3 };
+        at_each_fault_point(&[share], row, Looping::behind(&WITHOUT_ADMIN, row, Signals::No));
     }
 
     #[test]

@@ -47,7 +47,8 @@ fn race(held: &mut Held, words: &[&str]) {
     }
 }
 
-/// What the program says when a child of its own code exists. The program has that code for one architecture only.
+/// The word that ends the race. On x86-64 the program makes the stopped thread fork, and says that it has a child. It has no
+/// such code for other architectures, and only says that the thread was stopped.
 const FORKED: &str = if cfg!(target_arch = "x86_64") { "forked" } else { "stopped" };
 
 /// The program's observations, which it prints at its end.

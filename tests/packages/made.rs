@@ -110,7 +110,7 @@ fn lintian_finds_no_fault() {
     assert!(overrides.starts_with("# "), "{overrides}");
 }
 
-/// Whoever builds the packages anew, from the same programs, gets the same bytes.
+/// Two builds of the packages from the same programs give the same bytes.
 #[test]
 fn two_builds_have_one_digest() {
     require!(packages().is_some(), "{NEEDS}");

@@ -47,8 +47,7 @@ fn packages() -> Option<&'static Packages> {
             std::fs::create_dir(&programs).expect("a directory");
             for from in [support::tiexec(), support::tiexecctl(), support::tiexecd()] {
                 let to = programs.join(from.file_name().expect("a name"));
-                let stripped = Command::new("strip").arg("-o").arg(&to).arg(from).status();
-                assert!(stripped.expect("strip").success(), "strip {}", from.display());
+                support::strip("--strip-all", from, &to);
             }
             library::lay_out(&programs.join("lib"));
             VERSIONS.iter().for_each(|version| make(version, place));

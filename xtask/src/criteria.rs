@@ -20,7 +20,7 @@ pub(crate) struct Criterion<'a> {
     shown_by: Vec<&'a str>,
 }
 
-/// What shows a criterion.
+/// The answer to the question whether a criterion is shown.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Shown {
     /// Tests that exist, and runs that tested the committed sources.

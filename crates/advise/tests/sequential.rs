@@ -2,6 +2,7 @@
 //! seen, and after how many pairs.
 
 use fastrand::Rng;
+use support::rounds;
 use tiexec_advise::sequential::{Sequence, Verdict};
 
 /// Four hours of pairs of 30 s.
@@ -118,9 +119,9 @@ struct Runs {
 }
 
 impl Runs {
-    fn of(kind: Kind, planted: f64, often: u64) -> Self {
+    fn of(kind: Kind, planted: f64, often: usize) -> Self {
         let mut missed = 0;
-        let outcomes = (0..often).map(|seed| {
+        let outcomes = (0..often as u64).map(|seed| {
             let (verdict, sequence) = run(kind, planted, seed + 1);
             let interval = sequence.interval();
             let holds = interval.low.is_none_or(|low| low <= planted)
@@ -143,11 +144,6 @@ impl Runs {
         pairs.sort_unstable();
         (pairs[pairs.len() / 2], pairs[pairs.len() * 9 / 10])
     }
-}
-
-/// The runs of a kind; many in `make soak`.
-fn rounds(few: u64) -> u64 {
-    std::env::var("TIEXEC_TEST_ROUNDS").map_or(few, |text| text.parse().expect("a count"))
 }
 
 #[test]
@@ -179,7 +175,7 @@ fn differences_are_seen() {
 #[test]
 fn table() {
     let most = std::env::var("TIEXEC_SIMULATIONS").ok().and_then(|most| most.parse().ok());
-    let most: u64 = most.unwrap_or(4);
+    let most: usize = most.unwrap_or(4);
     println!(
         "| service | planted | better | worse | no worse | undecided | interval misses | pairs, median | ninth decile |"
     );

@@ -4,6 +4,7 @@
 //! quarantine of each node ([`State`]) are real. `TIEXEC_TEST_ROUNDS=200 cargo test -p tiexec-agent --test
 //! rollout -- --nocapture` prints the table of docs/KUBERNETES.md.
 
+use support::rounds;
 use tiexec_agent::nodes::NodeShare;
 use tiexec_agent::state::{Build, Quarantined, State, Whose};
 
@@ -179,14 +180,14 @@ struct Row {
     stopped: usize,
 }
 
-/// Simulated rollouts of each kind; many in `make soak`.
-fn runs() -> u64 {
-    std::env::var("TIEXEC_TEST_ROUNDS").map_or(40, |text| text.parse().expect("a count"))
+/// Simulated rollouts of each kind.
+fn runs() -> usize {
+    rounds(40)
 }
 
 fn row(what: &str, steps: &[&str], planted: Planted, runs_on: f64) -> Row {
     let runs: Vec<Outcome> =
-        (0..runs()).map(|seed| roll_out(seed, steps, planted, runs_on)).collect();
+        (0..runs() as u64).map(|seed| roll_out(seed, steps, planted, runs_on)).collect();
     let of = |figure: fn(&Outcome) -> usize| {
         let mut all: Vec<usize> = runs.iter().map(figure).collect();
         all.sort_unstable();
@@ -217,16 +218,16 @@ fn row(what: &str, steps: &[&str], planted: Planted, runs_on: f64) -> Row {
 fn a_build_that_crashes_stops_in_the_first_step_that_shows_it() {
     // 50 nodes are 1 %; chance gives at most a few more.
     let sure = row("each process crashes", &STEPS, Planted::Crash(1.0), 1.0);
-    assert!(sure.touched.1 <= 90 && sure.stopped == runs() as usize);
+    assert!(sure.touched.1 <= 90 && sure.stopped == runs());
     assert!(sure.crashes.1 <= sure.touched.1, "a node has one crash of a build at most");
     let tenth = row("1 process in 10 crashes", &STEPS, Planted::Crash(0.1), 1.0);
-    assert!(tenth.touched.0 <= 90 && tenth.stopped == runs() as usize);
+    assert!(tenth.touched.0 <= 90 && tenth.stopped == runs());
     let hundredth = row("1 process in 100 crashes", &STEPS, Planted::Crash(0.01), 1.0);
     // 250 nodes are 5 %, 1250 are 25 %.
     assert!(hundredth.touched.0 <= 320 && hundredth.touched.1 <= 1400);
     row("1 process in 1000 crashes", &STEPS, Planted::Crash(0.001), 1.0);
     let rare = row("each process crashes", &STEPS, Planted::Crash(1.0), 0.01);
-    assert!(rare.touched.0 <= 5 && rare.stopped == runs() as usize);
+    assert!(rare.touched.0 <= 5 && rare.stopped == runs());
     let at_once = row("each process crashes", &["100%"], Planted::Crash(1.0), 1.0);
     assert!(at_once.touched.0 > 10 * sure.touched.0, "steps are what keeps the number small");
     row("1 process in 100 crashes", &["100%"], Planted::Crash(0.01), 1.0);
@@ -235,7 +236,7 @@ fn a_build_that_crashes_stops_in_the_first_step_that_shows_it() {
 #[test]
 fn a_build_that_is_slower_stops_as_soon_as_enough_nodes_tell() {
     let five = row("5 % slower", &STEPS, Planted::Slow(0.05), 1.0);
-    assert!(five.touched.0 <= 320 && five.stopped == runs() as usize);
+    assert!(five.touched.0 <= 320 && five.stopped == runs());
     let one = row("1 % slower", &STEPS, Planted::Slow(0.01), 1.0);
     assert!(one.touched.0 <= 1400);
     row("1 % slower", &STEPS, Planted::Slow(0.01), 0.1);
@@ -243,12 +244,7 @@ fn a_build_that_is_slower_stops_as_soon_as_enough_nodes_tell() {
     let blind = row("1 % slower", &["100%"], Planted::Slow(0.01), 1.0);
     assert_eq!(blind.stopped, 0);
     let none = row("no slower", &STEPS, Planted::Slow(0.0), 1.0);
-    assert!(
-        none.stopped <= runs() as usize / 20,
-        "{} of {} stopped for nothing",
-        none.stopped,
-        runs()
-    );
+    assert!(none.stopped <= runs() / 20, "{} of {} stopped for nothing", none.stopped, runs());
 }
 
 #[test]

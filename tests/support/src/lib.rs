@@ -149,13 +149,16 @@ fn without_debug_information() -> PathBuf {
         return tiexec().to_owned();
     }
     let made = once("stripped", |place| {
-        let status = std::process::Command::new("strip")
-            .args(["--strip-debug", "-o"])
-            .args([place.join("tiexec").as_path(), tiexec()])
-            .status();
-        assert!(status.expect("strip").success(), "strip {}", tiexec().display());
+        strip("--strip-debug", tiexec(), &place.join("tiexec"));
     });
     made.join("tiexec")
+}
+
+/// Writes a program without its debug information (`--strip-debug`), or without its symbols, too (`--strip-all`).
+pub fn strip(what: &str, program: &Path, to: &Path) {
+    let status =
+        std::process::Command::new("strip").args([what, "-o"]).args([to, program]).status();
+    assert!(status.expect("strip").success(), "strip {}", program.display());
 }
 
 /// Copies an executable by `dd`. If this process had the copy open for writing, a child that another test thread forks
