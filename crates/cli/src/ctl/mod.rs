@@ -1,6 +1,7 @@
 //! The commands of `tiexecctl`.
 
 mod advise;
+mod alternate;
 pub(crate) mod attach;
 mod bench;
 mod canary;

@@ -14,6 +14,7 @@ use tiexec_core::report::SCHEMA;
 use tiexec_engine::output::Output;
 use tiexec_sys::interrupt;
 
+use super::alternate::Arm;
 use super::date;
 use super::progress::{self, Progress};
 use super::{host, machine, not_written, print, write};
@@ -21,22 +22,9 @@ use crate::exit;
 use crate::options;
 use crate::stdio::warn;
 
-/// The two ways that are compared.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Arm {
-    Plain,
-    Tiexec,
-}
-
-impl Arm {
-    /// Returns the order of the arms in a round. The order alternates, so that neither arm is always second.
-    fn order(round: u32) -> [Self; 2] {
-        if round.is_multiple_of(2) {
-            [Self::Plain, Self::Tiexec]
-        } else {
-            [Self::Tiexec, Self::Plain]
-        }
-    }
+/// Returns the order of the arms in a round. The order alternates, so that neither arm is always second.
+fn order(round: u32) -> [Arm; 2] {
+    if round.is_multiple_of(2) { [Arm::Plain, Arm::Tiexec] } else { [Arm::Tiexec, Arm::Plain] }
 }
 
 /// One figure.
@@ -118,7 +106,7 @@ impl Rounds {
         for round in 0..all {
             let warmup = round < options.warmup;
             let mut both = [Measured::default(), Measured::default()];
-            for (done, arm) in Arm::order(round).into_iter().enumerate() {
+            for (done, arm) in order(round).into_iter().enumerate() {
                 progress.at(|| line(2 * round as usize + done, 2 * all as usize, begun));
                 let measured = subject.measure(arm, warmup);
                 // Ctrl-C also ends the running command. The command has not failed, so the benchmark reports no error.

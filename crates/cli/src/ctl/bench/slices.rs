@@ -1,25 +1,24 @@
 //! A benchmark of a running process, which attaches and reverts in alternation, with one slice of time for each arm.
 
-use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use tiexec_agent::state;
+use clap::Parser;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
 use tiexec_engine::locked_target::{LOOKING, has_text_of_ours};
-use tiexec_engine::programs::{self, Environment};
+use tiexec_engine::programs;
 use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, interrupt, process, thp};
 
 use super::child;
-use super::{Arm, Figure, Measured, Rounds, Subject, Workload};
-use crate::ctl::{command_line_apart, failed, has_text, running_canary};
+use super::{Figure, Measured, Rounds, Subject, Workload};
+use crate::ctl::alternate::{Arm, must_be_as_switched, must_be_plain};
+use crate::ctl::{attach, command_line_apart, failed, has_text};
 use crate::exit;
-use crate::options::Bench;
-use crate::stdio::warn;
+use crate::options::{Attach, Bench, Common, Ctl, CtlCommand, Revert, Targets};
+use crate::stdio::{self, warn};
 
 /// The default length of a slice with a counter.
 const USUAL: Duration = Duration::from_secs(5);
@@ -28,7 +27,8 @@ struct Slices<'a> {
     options: &'a Bench,
     pid: Pid,
     process: ProcDir,
-    tiexecctl: PathBuf,
+    /// The attach that makes the copies.
+    attach: Attach,
     metric: &'a str,
     /// True once the bench has attached to the process.
     switched: bool,
@@ -49,24 +49,11 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
         command: command_line_apart(&process).map_err(refuse)?,
         service: systemd_units::shown(&process),
     };
-    let tiexecctl = std::env::current_exe().map_err(|error| {
-        warn(format_args!("cannot find tiexecctl: {error}"));
-        exit::FAILED
-    })?;
     let metric = options.metric.as_deref().unwrap_or_default();
-    let mut slices = Slices { options, pid, process, tiexecctl, metric, switched: false, workload };
-    if let Some(running) = running_canary::on(pid, Path::new(state::DIRECTORY)) {
-        warn(format_args!("cannot measure process {}: {running}", pid.as_raw_nonzero()));
-        return Err(exit::FAILED);
-    }
+    let attach = attach_of(options, pid)?;
+    let mut slices = Slices { options, pid, process, attach, metric, switched: false, workload };
     // Huge pages of the file's page cache exist in both arms, so they do not count.
-    if has_text_of_ours(&slices.process) {
-        warn(format_args!(
-            "cannot measure process {}: it has text on huge pages by tiexec already; fix: tiexecctl revert {0}",
-            pid.as_raw_nonzero()
-        ));
-        return Err(exit::FAILED);
-    }
+    must_be_plain("measure", pid, &slices.process)?;
     // An interrupt must not leave the process changed.
     interrupt::catch();
     let measured = Rounds::measure(&mut slices, options);
@@ -101,14 +88,7 @@ impl Subject for Slices<'_> {
         let figure = now - counted_from.unwrap_or(0.0);
         let seconds = begun.elapsed().as_secs_f64();
         let used = (self.used()? - used) as f64 / process::ticks(Duration::from_secs(1)) as f64;
-        if has_text_of_ours(&self.process) != ours {
-            warn(format_args!(
-                "process {} was attached to or reverted by somebody else meanwhile: its slices are not what \
-                 they are taken for",
-                self.pid.as_raw_nonzero()
-            ));
-            return Err(exit::FAILED);
-        }
+        must_be_as_switched(self.pid, Some(has_text_of_ours(&self.process)), ours)?;
         if let Some(before) = counted_from.filter(|_| figure <= 0.0) {
             return Err(self.has_not_grown(before, now));
         }
@@ -136,7 +116,7 @@ impl Subject for Slices<'_> {
 }
 
 impl Slices<'_> {
-    /// Attaches or reverts, by the command that a user would run.
+    /// Attaches or reverts, as `tiexecctl attach` and `revert` do.
     fn switch(&mut self, arm: Arm) -> Result<(), u8> {
         let touched = self.switched || has_text_of_ours(&self.process);
         if arm == Arm::Plain && (!touched || self.process.read("stat").is_err()) {
@@ -144,34 +124,12 @@ impl Slices<'_> {
             return Ok(());
         }
         self.switched = true;
-        let mut command = programs::command(&self.tiexecctl, Environment::OfTiexec);
-        command.arg(if arm == Arm::Plain { "revert" } else { "attach" });
-        match arm {
-            Arm::Plain => &mut command,
-            Arm::Tiexec => {
-                let said = |option: &String| option.starts_with("--backing");
-                if !self.options.option.iter().any(said) {
-                    // Huge page cache would stay after a revert, so the bench uses copies.
-                    command.arg("--backing=image");
-                }
-                command.args(&self.options.option)
-            }
+        let Attach { targets, common, .. } = self.attach.clone();
+        let status = match arm {
+            Arm::Plain => attach::run_revert(&Revert { targets, common, ..Revert::default() }),
+            Arm::Tiexec => attach::run(&self.attach),
         };
-        command
-            .args(["--temporary", "--quiet", &self.pid.as_raw_nonzero().to_string()])
-            .stdin(Stdio::null());
-        // The command gets its own process group, so that Ctrl-C does not reach it. It goes on if the bench ends: a revert must not stop halfway.
-        command.process_group(0);
-        match command.status() {
-            Ok(status) if status.success() => Ok(()),
-            Ok(status) => {
-                Err(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(exit::FAILED))
-            }
-            Err(error) => {
-                warn(format_args!("cannot run {}: {error}", self.tiexecctl.shown()));
-                Err(exit::FAILED)
-            }
-        }
+        if status == exit::OK { Ok(()) } else { Err(status) }
     }
 
     /// Runs the metric's command and reads its number.
@@ -237,6 +195,30 @@ impl Slices<'_> {
         }
         workers::apart(LOOKING, huge).unwrap_or_default()
     }
+}
+
+/// Returns the attach that makes the copies, with the options of `--option`.
+///
+/// # Errors
+/// The exit status. The message is on stderr already: `tiexecctl attach` has no such option.
+fn attach_of(options: &Bench, pid: Pid) -> Result<Attach, u8> {
+    let pid = pid.as_raw_nonzero().to_string();
+    let words =
+        ["tiexecctl", "attach"].into_iter().chain(options.option.iter().map(String::as_str));
+    let parsed = Ctl::try_parse_from(words.chain([pid.as_str()]));
+    let CtlCommand::Attach(attach) =
+        parsed.map_err(|error| stdio::answer(error, exit::USAGE, exit::FAILED))?.command
+    else {
+        return Err(exit::USAGE);
+    };
+    // Huge page cache would stay after a revert, so the bench uses copies.
+    let copies = (!attach.settings.say("backing")).then(|| ("backing", Some("image".to_owned())));
+    Ok(Attach {
+        targets: Targets { pids: vec![pid], ..Targets::default() },
+        settings: attach.settings.clone().and(copies),
+        common: Common { quiet: true, temporary: true, ..Common::default() },
+        ..attach
+    })
 }
 
 /// Returns the last word of a text that is a number.

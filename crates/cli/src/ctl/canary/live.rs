@@ -1,7 +1,6 @@
 //! The processes of a canary, which all switch together and are all reverted at the end.
 
 use std::collections::BTreeSet;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tiexec_agent::canary::{Member, Runner, Turn};
@@ -15,30 +14,20 @@ use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, process, thp};
 
+use super::super::alternate::{Arm, must_be_as_switched, must_be_plain};
+use super::super::has_text;
 use super::super::targets::failed;
-use super::super::{has_text, running_canary};
 use super::cpu::CpuTime;
 use super::selection::{Selection, used};
 use super::{End, attach};
 use crate::exit;
 use crate::stdio::warn;
 
-/// The two ways that are compared.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Arm {
-    /// The file's text, on base pages.
-    Plain,
-    /// Copies of the text, on huge pages.
-    Copies,
-}
-
-impl Arm {
-    /// Returns the arm in words.
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Plain => "base pages",
-            Self::Copies => "copies",
-        }
+/// Returns the arm in words.
+pub(super) const fn text_of(arm: Arm) -> &'static str {
+    match arm {
+        Arm::Plain => "base pages",
+        Arm::Tiexec => "copies",
     }
 }
 
@@ -285,14 +274,14 @@ impl<'a> Live<'a> {
             if pids.is_empty() {
                 break;
             }
-            if arm == Arm::Copies {
+            if arm == Arm::Tiexec {
                 self.members.extend(pids.iter().filter_map(member));
                 self.turn.note(&self.members).map_err(|why| {
                     warn(format_args!("cannot write down what is switched: {why}"));
                     End::Failed(exit::FAILED)
                 })?;
             }
-            let settings = (arm == Arm::Copies).then_some(self.settings);
+            let settings = (arm == Arm::Tiexec).then_some(self.settings);
             let status = attach::switch(&pids, settings, true, until);
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Ok(false);
@@ -308,7 +297,7 @@ impl<'a> Live<'a> {
 
     /// Puts all processes onto copies for good.
     pub(super) fn keep(&mut self) -> Result<(), End> {
-        self.switch(Arm::Copies, None)?;
+        self.switch(Arm::Tiexec, None)?;
         match attach::switch(&self.pids()?, Some(self.settings), false, None) {
             exit::OK | exit::PARTIAL | exit::GONE => Ok(()),
             status => Err(End::Failed(status)),
@@ -330,18 +319,8 @@ impl<'a> Live<'a> {
 
     /// Checks that nobody else has switched the main process meanwhile.
     pub(super) fn must_be_as_switched(&self) -> Result<(), End> {
-        let wanted = self.arm == Arm::Copies;
-        match self.state(self.main) {
-            Some(is) if is != wanted => {
-                let pid = self.main.as_raw_nonzero();
-                warn(format_args!(
-                    "process {pid} was attached to or reverted by somebody else meanwhile: its slices are not what they \
-                     are taken for"
-                ));
-                Err(End::Failed(exit::FAILED))
-            }
-            _ => Ok(()),
-        }
+        let has = self.state(self.main);
+        must_be_as_switched(self.main, has, self.arm == Arm::Tiexec).map_err(End::Failed)
     }
 
     /// Returns whether a process has copies; `None` if it has ended or cannot be examined.
@@ -399,18 +378,7 @@ fn member(pid: &Pid) -> Option<Member> {
 /// huge pages.
 fn can_alternate(pid: Pid, process: &ProcDir, first: bool) -> Result<(), u8> {
     let number = pid.as_raw_nonzero();
-    // A canary with another directory of verdicts.
-    if let Some(running) = running_canary::on(pid, Path::new(state::DIRECTORY)) {
-        warn(format_args!("cannot alternate process {number}: {running}"));
-        return Err(exit::FAILED);
-    }
-    if look_for_text_of_ours(process) == Some(true) {
-        warn(format_args!(
-            "cannot alternate process {number}: it has text on huge pages by tiexec already; \
-             fix: tiexecctl revert {number}"
-        ));
-        return Err(exit::FAILED);
-    }
+    must_be_plain("alternate", pid, process)?;
     let huge = if first { huge_of_program(process).unwrap_or(0) } else { 0 };
     if huge > 0 {
         let exe = process.exe_path().unwrap_or_default();

@@ -31,9 +31,10 @@ use tiexec_sys::interrupt;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::clock;
 
-use self::live::{Arm, Live};
+use self::live::{Live, text_of};
 use self::selection::Selection;
 use self::source::{Counter, Guard, Refusal, Server};
+use super::alternate::Arm;
 use super::progress::Progress;
 use super::running_canary::in_words;
 use super::{attach, command_line_apart, origin, print};
@@ -567,7 +568,7 @@ impl<'a> Run<'a> {
     /// Switches all processes, within a limit.
     fn switch(&mut self, arm: Arm) -> Result<(), End> {
         let (left, longest) = (self.left(), clock::limit(LONGEST_SWITCH));
-        self.progress.now(|| format!("switches all processes to {}", arm.as_str()));
+        self.progress.now(|| format!("switches all processes to {}", text_of(arm)));
         if self.live.switch(arm, Some(Instant::now() + left.min(longest)))? {
             return Ok(());
         }
@@ -578,7 +579,7 @@ impl<'a> Run<'a> {
             "cannot alternate {}: a switch to {} took more than {longest:?}; \
              fix: name fewer processes, by their PIDs",
             self.live.exe().shown(),
-            arm.as_str()
+            text_of(arm)
         ));
         Err(End::Failed(exit::FAILED))
     }
@@ -586,7 +587,7 @@ impl<'a> Run<'a> {
     fn measure(&mut self) -> Result<(), End> {
         // The first slice of copies does not count. It lets the kernel find memory for the copies, and proves that the
         // program has text to copy.
-        self.switch(Arm::Copies)?;
+        self.switch(Arm::Tiexec)?;
         self.live.must_be_on_copies()?;
         let wait = self.washout + self.slice;
         self.first_pair = Instant::now().checked_add(wait + self.pair_takes());
@@ -635,9 +636,9 @@ impl<'a> Run<'a> {
     /// Measures both arms, in an order that a coin decides. The first result is that of base pages.
     fn pair(&mut self) -> Result<[Figures; 2], Unmeasured> {
         if coin() {
-            return Ok([self.slice(Arm::Plain)?, self.slice(Arm::Copies)?]);
+            return Ok([self.slice(Arm::Plain)?, self.slice(Arm::Tiexec)?]);
         }
-        let copies = self.slice(Arm::Copies)?;
+        let copies = self.slice(Arm::Tiexec)?;
         Ok([self.slice(Arm::Plain)?, copies])
     }
 
@@ -713,7 +714,7 @@ impl<'a> Run<'a> {
         let pairs = self.pairs.per_cpu.pairs();
         if pairs == 0 {
             let left = self.first_pair.map_or(Duration::ZERO, |end| end - Instant::now());
-            let (arm, left) = (self.live.arm().as_str(), duration(left.as_secs_f64()));
+            let (arm, left) = (text_of(self.live.arm()), duration(left.as_secs_f64()));
             return format!("measures the first pair: on {arm} now, {left} left");
         }
         let per_pair = self.begun.elapsed().as_secs_f64() / pairs.max(1) as f64;
