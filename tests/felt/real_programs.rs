@@ -509,7 +509,8 @@ fn go_with_deadlines() {
     require!(installed("go").is_some(), "no go");
     let dir = tempfile::tempdir().expect("a directory");
     let built = dir.path().join("server");
-    build_go(&support::sources().join("go_deadlines"), Cgo::Without, &[], &built)
+    // With cgo the program is dynamic, and loads the object.
+    build_go(&support::sources().join("go_deadlines"), Cgo::With, &[], &built)
         .expect("go builds the test program");
     serves(Run::new(built, [""; 0]).plain().limit(600));
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"os"
 	"runtime"
 	"time"
@@ -52,21 +51,27 @@ func main() {
 	page := bytes.Repeat([]byte("go and its bytes "), 1<<19)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	check(err)
-	server := &http.Server{
-		Handler:      http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(page) }),
-		ReadTimeout:  20 * time.Second,
-		WriteTimeout: 20 * time.Second,
-	}
-	go server.Serve(listener)
 	go func() {
-		client := &http.Client{Timeout: 20 * time.Second}
 		for {
-			answer, err := client.Get("http://" + listener.Addr().String())
+			conn, err := listener.Accept()
 			check(err)
-			body, err := slowly(answer.Body)
+			go func() {
+				check(conn.SetDeadline(time.Now().Add(20 * time.Second)))
+				_, err := conn.Write(page)
+				check(err)
+				check(conn.Close())
+			}()
+		}
+	}()
+	go func() {
+		for {
+			conn, err := net.DialTimeout("tcp", listener.Addr().String(), 20*time.Second)
 			check(err)
-			answer.Body.Close()
-			if !bytes.Equal(body, page) {
+			check(conn.SetDeadline(time.Now().Add(20 * time.Second)))
+			got, err := slowly(conn)
+			check(err)
+			check(conn.Close())
+			if !bytes.Equal(got, page) {
 				check(errors.New("another page"))
 			}
 		}
@@ -85,6 +90,6 @@ func main() {
 		asked <- true
 	}()
 	<-asked
-	silent.Close()
+	runtime.KeepAlive(silent)
 	os.Exit(7)
 }
