@@ -32,7 +32,7 @@ USERUNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/user
 LIBDIR = $(DESTDIR)$(PREFIX)/lib
 INCLUDEDIR = $(DESTDIR)$(PREFIX)/include
 
-.PHONY: all programs lib demo test guest tests lint soak vm-test k8s-test tools-test docs-test image bench man completions install uninstall clean
+.PHONY: all programs lib demo test guest tests lint soak vm-test k8s-test tools-test upgrade-test docs-test image bench man completions install uninstall clean
 
 # All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
 all: programs lib man completions
@@ -116,6 +116,11 @@ k8s-test:
 tools-test: programs
 	scripts/setup tools
 	$(CARGO) xtask tools-test --record --programs $(DIST)
+
+# Upgrades from the packages of an earlier version, and back: COMMIT=… is another one than 0.1. Builds it first: some minutes.
+upgrade-test:
+	scripts/setup test
+	scripts/upgrade-test $(COMMIT)
 
 # Each command block of README.md and of the guide, on real programs: PAGES="systemd go" are two pages.
 docs-test:

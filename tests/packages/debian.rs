@@ -6,7 +6,7 @@ use support::require;
 use support::systemd::{self, Systemd, can_boot};
 
 use crate::admin::{self, LINK, OPTIONS, RULE, STATE, STORE};
-use crate::{NEEDS, bring, dpkg, packages, read, write};
+use crate::{NEEDS, app, bring, dpkg, packages, read, write};
 
 const AGENT: &str = "tiexecd.service";
 const NGINX: &str = "nginx.service";
@@ -60,6 +60,88 @@ fn an_upgrade_and_the_way_back() {
     }
     systemd.systemctl(["restart", NGINX]).assert_code(0);
     admin::becomes_huge(&systemd);
+}
+
+const HELD: &str = "held.service";
+
+/// Starts the program of a package in the image store, and returns its PID. A line in the FIFO makes it run all its text
+/// again and end with status 42.
+fn start_held(systemd: &Systemd) -> String {
+    let program = systemd.path("/opt/app/hold");
+    if !program.exists() {
+        std::fs::create_dir_all(program.parent().expect("a file")).expect("a directory");
+        support::install(&app(), &program, 0o755);
+        systemd.run(["mkfifo", "/srv/line"]).assert_code(0);
+        let start = "/bin/sh -c 'exec tiexec --backing=image /opt/app/hold 42 <>/srv/line'";
+        let unit = format!("[Service]\nExecStart={start}\nStandardOutput=file:/srv/said\n");
+        write(systemd, &format!("{UNITS}/{HELD}"), &unit);
+        systemd.systemctl(["daemon-reload"]).assert_code(0);
+    }
+    write(systemd, "/srv/said", "");
+    systemd.systemctl(["reset-failed"]).assert_code(0);
+    systemd.start(HELD);
+    let runs = || read(systemd, "/srv/said").is_some_and(|said| said.contains("huge "));
+    eventually("it has run its text", runs);
+    systemd.property(HELD, "MainPID")
+}
+
+/// Has the program run all its text once more.
+fn end_held(systemd: &Systemd) {
+    systemd.run(["sh", "-c", "echo >/srv/line"]).assert_code(0);
+    eventually("it ends", || systemd.property(HELD, "MainPID") == "0");
+    assert_eq!(systemd.property(HELD, "ExecMainStatus"), "42", "{}", systemd.log(HELD));
+}
+
+/// Keeps a verdict about a build.
+fn keep_verdict(systemd: &Systemd, build: &str) {
+    let verdict = serde_json::json!({"schema": 2, "kind": "canary_verdicts", "verdicts": [{
+        "build_id": build, "text": "cd", "cpu": "c", "kernel": "k", "backing": "image", "edges": "conservative",
+        "verdict": "better", "keep_above": 1.005, "estimate": 1.04, "low": null, "high": null,
+        "standard_error": 0.01, "pairs": 20, "hosts": 1, "exe": "/bin/x", "machine": "m", "when": 1
+    }]});
+    write(systemd, "/srv/verdict.json", &verdict.to_string());
+    systemd.ctl(["canary", "merge", "--keep", "/srv/verdict.json"]).assert_code(0);
+}
+
+/// One version goes on with what the other has made, in both directions: programs that run from an image of the store,
+/// images, verdicts, rules and settings. `cargo xtask upgrade-test` runs this test with the packages of an earlier commit.
+#[test]
+fn one_version_goes_on_with_what_the_other_has_made() {
+    require!(can(), "{NEEDS}; {}, nginx", systemd::NEEDS);
+    let systemd = with_package(false);
+    admin::works(&systemd);
+    let rule = "[[rule]]\nname = \"app\"\nunit = \"app.service\"\naction = \"attach\"\nbacking = \"image\"\n\
+                edges = \"pad\"\ncanary = \"required\"\n";
+    write(&systemd, "/etc/tiexec/conf.d/20-app.toml", rule);
+    write(&systemd, "/etc/tiexec/config", "edges=pad\n");
+    let made = packages().expect("packages");
+    let mut builds = Vec::new();
+    for (build, deb) in [("ab", &made.newer.deb), ("ef", &made.older.deb)] {
+        let pid = start_held(&systemd);
+        let huge = systemd.huge_of(&[&pid]);
+        assert!(huge > 0, "{}", systemd.log(HELD));
+        builds.push(build);
+        keep_verdict(&systemd, build);
+        dpkg(&systemd, "--install", &bring(&systemd, deb));
+
+        // An unknown key would be no failure.
+        let rules = systemd.ctl(["rules", "check"]);
+        assert!(!rules.assert_code(0).err().contains(" key"), "{rules}");
+        let verdicts = systemd.ctl(["canary", "export"]).assert_code(0).out();
+        for build in &builds {
+            assert!(verdicts.contains(&format!("\"{build}\"")), "{verdicts}");
+        }
+        let images = systemd.ctl(["store", "list"]).assert_code(0).out();
+        assert!(images.contains("/opt/app/hold"), "{images}");
+        systemd.ctl(["store", "verify"]).assert_code(0);
+        systemd.ctl(["store", "prune"]).assert_code(0);
+        assert_eq!(systemd.huge_of(&[&pid]), huge);
+        systemd.ctl(["revert", &pid]).assert_code(0);
+        assert_eq!(systemd.huge_of(&[&pid]), 0);
+        systemd.ctl(["attach", "--backing=image", &pid]).assert_code(0);
+        assert!(systemd.huge_of(&[&pid]) > 0);
+        end_held(&systemd);
+    }
 }
 
 #[test]

@@ -52,7 +52,10 @@ fn packages() -> Option<&'static Packages> {
             library::lay_out(&programs.join("lib"));
             VERSIONS.iter().for_each(|version| make(version, place));
         });
-        let [older, newer] = VERSIONS.map(|version| made(version, &place));
+        // `cargo xtask upgrade-test` names packages that were made from an earlier commit.
+        let earlier = std::env::var_os("TIEXEC_TEST_OLDER").map(PathBuf::from);
+        let older = made(VERSIONS[0], earlier.as_deref().unwrap_or(&place));
+        let newer = made(VERSIONS[1], &place);
         Some(Packages { older: older?, newer: newer? })
     });
     made.as_ref()
