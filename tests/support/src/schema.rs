@@ -75,6 +75,10 @@ fn close(schema: &mut Value) {
 /// # Panics
 /// A line is not as the schema of its kind says, or its kind has no schema.
 pub fn check(output: &[u8], whose: &str) -> usize {
+    // `make upgrade-test`: an earlier version has other schemas.
+    if std::env::var_os("TIEXEC_TEST_OLDER").is_some() {
+        return 0;
+    }
     let lines = output.split(|&byte| byte == b'\n').filter(|line| line.starts_with(b"{"));
     let objects = lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
     let ours = objects.filter(|object| object["schema"].is_u64() && object["kind"].is_string());
