@@ -27,7 +27,7 @@ use tiexec_sys::orphan::{self, Orphan};
 use tiexec_sys::perf_watch::{Heirs, Watch, wait_for_end};
 use tiexec_sys::process::{self, Fork, INITIAL_PID_NAMESPACE};
 use tiexec_sys::process_name::Role;
-use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::{Pid, SysError, c};
 
 /// How long a companion may take to begin. perf_event_open(2) waits for an RCU grace period: some milliseconds where
@@ -217,8 +217,11 @@ fn is_subreaper(parent: Pid) -> bool {
     !parent.is_init() && !is_manager()
 }
 
-/// Returns the parent of an orphan, if it is a subreaper.
+/// Returns the parent of an orphan, if it is a subreaper, and if `/proc` shows these processes.
 fn subreaper_of(orphan: Pid) -> Option<Pid> {
+    if procfs::is_of_another_namespace() {
+        return None;
+    }
     let stat = ProcDir::of(orphan).and_then(|orphan| orphan.read("stat")).ok()?;
     let parent = Pid::from_raw(i32::try_from(stat::parent(&stat).ok()?).ok()?)?;
     is_subreaper(parent).then_some(parent)
