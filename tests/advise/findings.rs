@@ -21,11 +21,11 @@ fn of_file<'a>(advice: &'a Value, path: &str) -> &'a Value {
 }
 
 fn number(value: &Value) -> u64 {
-    value.as_u64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_u64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 fn share(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is no share"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is not a share"))
 }
 
 /// Starts `hotset`, which executes in this many pages for longer than a test takes.
@@ -404,7 +404,7 @@ fn a_page_of_a_file_that_is_no_benchmark() {
     std::fs::write(&file, "{}").expect("a file");
     let done = ctl(["report", &file.to_string_lossy()]);
     done.assert_code(1);
-    let begins = format!("tiexecctl: cannot read {}: it is no benchmark: ", file.display());
+    let begins = format!("tiexecctl: cannot read {}: it is not a benchmark: ", file.display());
     assert!(done.err().starts_with(&begins), "{done}");
     assert!(done.err().contains("; fix: name a PID, a file of tiexecctl bench"), "{done}");
 }

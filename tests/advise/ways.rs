@@ -9,7 +9,7 @@ use support::smaps::pmd_size;
 use support::{Done, Fresh, Held, Kind, Run, program, require};
 
 fn share(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is no share"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is not a share"))
 }
 
 /// Starts `hotset`, which executes all over its text for longer than a test takes.

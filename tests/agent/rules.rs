@@ -329,7 +329,7 @@ fn a_file_that_is_no_toml_is_named_by_its_line() {
 #[test]
 fn a_manifest_that_cannot_be_read_is_not_to_be_edited() {
     let files = Files::new();
-    for (path, why) in [("/nonexistent.yaml", "no such file"), ("/", "it is no regular file")] {
+    for (path, why) in [("/nonexistent.yaml", "no such file"), ("/", "it is not a regular file")] {
         let words = ["rules", "check", "-f", path].map(str::to_owned);
         let done = ctl(words.into_iter().chain(files.args()));
         done.assert_code(1);

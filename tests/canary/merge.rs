@@ -72,8 +72,11 @@ fn a_file_without_an_end_is_refused() {
             let done = ctl([words, &[path]].concat());
             done.assert_code(1);
             assert!(done.err().contains("; fix: "), "{done}");
-            let why =
-                if path == fifo { "nobody writes to this pipe" } else { "it is no regular file" };
+            let why = if path == fifo {
+                "nobody writes to this pipe"
+            } else {
+                "it is not a regular file"
+            };
             assert!(done.err().contains(why), "{done}");
         }
     }

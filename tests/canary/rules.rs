@@ -152,7 +152,7 @@ fn verdicts_where_there_is_no_directory() {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let done = ctl(["canary", "export", "--state-dir", &file.path().to_string_lossy()]);
     done.assert_code(1);
-    assert!(done.err().contains("is no directory; fix: "), "{done}");
+    assert!(done.err().contains("is not a directory; fix: "), "{done}");
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn a_user_that_makes_roots_directory_first_gains_nothing() {
     let occupy: [(&str, &dyn Fn()); 5] = [
         ("belongs to user 2001", &|| own("/run/tiexec")),
         ("is a symbolic link", &|| symlink(&elsewhere, "/run/tiexec").expect("a link")),
-        ("is no directory", &|| std::fs::write("/run/tiexec", b"").expect("a file")),
+        ("is not a directory", &|| std::fs::write("/run/tiexec", b"").expect("a file")),
         ("belongs to user 2001", &|| {
             std::fs::create_dir("/run/tiexec").expect("a directory");
             own(LOCKS);

@@ -43,7 +43,7 @@ fn an_invalid_pattern_is_reported() {
     let done = held.finish();
     done.assert_code(7);
     assert_eq!(done.err().lines().count(), 1, "{done}");
-    let says = "tiexec: TIEXEC ignored in part: \"only=[\": \"[\" is no pattern: ";
+    let says = "tiexec: TIEXEC ignored in part: \"only=[\": \"[\" is not a pattern: ";
     assert!(done.err().starts_with(says), "{done}");
 }
 

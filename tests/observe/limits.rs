@@ -113,7 +113,10 @@ fn a_file_is_no_directory_to_install_to() {
     let path = file.path().to_str().expect("UTF-8");
     let output = under("-c 0", &["install-to", path]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(said(&output).contains("is no directory; fix: name another directory"), "{output:?}");
+    assert!(
+        said(&output).contains("is not a directory; fix: name another directory"),
+        "{output:?}"
+    );
 }
 
 #[test]

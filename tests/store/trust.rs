@@ -157,7 +157,7 @@ fn links_in_the_place_of_files_are_not_followed() {
     std::fs::remove_file(&image).expect("an image");
     symlink(target, &image).expect("a link");
     assert_refused(&try_add(&original), "store_refused", "is a symbolic link");
-    assert!(ctl(["verify"]).out().contains("is no regular file"));
+    assert!(ctl(["verify"]).out().contains("is not a regular file"));
     std::fs::remove_file(&image).expect("a link");
     // The temporary file of the build is a link.
     symlink(target, &temporary).expect("a link");

@@ -326,7 +326,7 @@ fn units_that_cannot_be_enabled() {
         ("tiexec-none", "tiexec-none.service: systemd has no unit of this name; fix: use a name"),
         ("cron", "cron.service: it is masked; fix: systemctl unmask cron.service"),
         ("once", "once.service: its commands end before it is up (Type=oneshot); fix: "),
-        ("dbus.socket", "dbus.socket: it is no service; fix: "),
+        ("dbus.socket", "dbus.socket: it is not a service; fix: "),
         ("tiexec@cron", "tiexec@cron.service: it is a unit of TiExec's; fix: "),
     ] {
         let done = systemd.ctl(["enable", name]);

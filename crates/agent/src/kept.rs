@@ -92,7 +92,7 @@ impl Directory {
         };
         let stat = rustix::fs::fstat(&file).map_err(|errno| Said::from(errno).to_string())?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err("it is no regular file".to_owned());
+            return Err("it is not a regular file".to_owned());
         }
         if stat.st_uid != self.user || stat.st_mode & 0o022 != 0 {
             let mode = stat.st_mode & 0o7777;

@@ -29,7 +29,7 @@ impl FromStr for NodeShare {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("nodes {text:?} is no share of the nodes, such as \"5%\"");
+        let wrong = || format!("nodes {text:?} is not a share of the nodes, such as \"5%\"");
         let number = text.strip_suffix('%').ok_or_else(wrong)?;
         let (whole, part) = number.split_once('.').unwrap_or((number, "0"));
         let digits = |text: &str, most| {

@@ -443,7 +443,9 @@ impl Rules {
         let places = toml::from_str::<Places>(text).unwrap_or_default().rule;
         let mut lines = places.iter().map(|place| line_at(text, place.span().start));
         if let Some(agent) = table.remove("agent") {
-            let Value::Table(agent) = agent else { return Err("[agent] is no table".to_owned()) };
+            let Value::Table(agent) = agent else {
+                return Err("[agent] is not a table".to_owned());
+            };
             self.take_limits(agent, &mut unknown)?;
         }
         match table.remove("rule") {
@@ -452,7 +454,7 @@ impl Rules {
                 for (index, rule) in rules.into_iter().enumerate() {
                     let number = index + 1;
                     let Value::Table(rule) = rule else {
-                        return Err(format!("rule {number} is no table"));
+                        return Err(format!("rule {number} is not a table"));
                     };
                     let name = rule.get("name").and_then(Value::as_str).map(|name| {
                         let start: String = name.chars().take(64).collect();
@@ -529,14 +531,14 @@ fn rule_of(
         Some(text) => {
             let text = if key == "unit" { with_kind(&text) } else { text };
             let read = Pattern::new(&text, Slashes::Apart);
-            read.map(Some).map_err(|error| format!("{key} {text:?} is no pattern: {error}"))
+            read.map(Some).map_err(|error| format!("{key} {text:?} is not a pattern: {error}"))
         }
     };
     let (exe, unit, cgroup) = (pattern("exe")?, pattern("unit")?, pattern("cgroup")?);
     let user = match table.remove("user") {
         None => None,
         Some(Value::Integer(id)) => {
-            Some(u32::try_from(id).map_err(|_range| format!("{id} is no user id"))?)
+            Some(u32::try_from(id).map_err(|_range| format!("{id} is not a user ID"))?)
         }
         Some(Value::String(name)) => {
             Some(user_id(&name).ok_or_else(|| format!("there is no user {name:?}"))?)
@@ -699,7 +701,7 @@ fn text(directory: &OwnedFd, name: &[u8], user: u32, path: &Path) -> Result<Stri
     let file = rustix::fs::openat(directory, name, flags, Mode::empty()).map_err(failed)?;
     let stat = rustix::fs::fstat(&file).map_err(failed)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(because("it is no regular file".to_owned(), "leave .toml out of its name"));
+        return Err(because("it is not a regular file".to_owned(), "leave .toml out of its name"));
     }
     if stat.st_uid != 0 && stat.st_uid != user {
         let what = format!("it belongs to user {}", stat.st_uid);

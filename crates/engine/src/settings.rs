@@ -135,7 +135,7 @@ mod tests {
         let file = "only=cc1\nexcept=[\n";
         let malformed = with_patterns(&mut settings, |all| all.take_file(file));
         assert_eq!(malformed.len(), 1, "{malformed:?}");
-        assert!(malformed[0].to_string().starts_with("\"except=[\": \"[\" is no pattern: "));
+        assert!(malformed[0].to_string().starts_with("\"except=[\": \"[\" is not a pattern: "));
         let malformed = with_patterns(&mut settings, |all| {
             all.take_environment("only=[,except=a*,except=[z,backing=foo")
         });

@@ -86,7 +86,7 @@ impl Distrust {
 
 /// Defects that no change of the directory can remove.
 const LINK: &str = "is a symbolic link";
-const FILE: &str = "is no directory";
+const FILE: &str = "is not a directory";
 const RELATIVE: &str = "is a relative path";
 const MOVABLE: &str = "is behind a directory that others may move";
 /// The beginning of the text for a link that is not followed.

@@ -26,7 +26,7 @@ pub(super) fn text_of(path: &Path, longest: u64) -> Result<String, String> {
             rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK).map_err(failed)?;
             true
         }
-        _ => return Err("it is no regular file".to_owned()),
+        _ => return Err("it is not a regular file".to_owned()),
     };
     let text = limited(File::from(file), longest)?;
     if is_pipe && text.is_empty() {

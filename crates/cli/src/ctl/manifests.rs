@@ -111,7 +111,7 @@ fn look_at_pod(name: &str, pod: &Value, rules: &Rules, findings: &mut Findings) 
                     keys.insert(key.clone(), value.to_owned());
                 }
                 None => findings.bad.push(format!(
-                    "cannot use {} of {name}: its value {value} is no text; fix: put it in quotes",
+                    "cannot use {} of {name}: its value {value} is not text; fix: put it in quotes",
                     key.shown()
                 )),
             }
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn values_are_texts_that_the_agent_reads() {
         for (keys, says) in [
-            ("labels: {tiexec.io/enable: true}", "is no text"),
+            ("labels: {tiexec.io/enable: true}", "is not text"),
             ("annotations: {tiexec.io/edges: wide}", "tiexec.io/edges: "),
         ] {
             let found = of(&format!("kind: Pod\nmetadata: {{name: a, {keys}}}\n{POD}\n"));

@@ -115,7 +115,7 @@ fn of_file(path: &str) -> Result<Subject, u8> {
             Some(Scan::KIND) => Ok(Subject::Scan(Box::new(of_schema(value)?))),
             _ => {
                 let bench = Bench::from_json(&text);
-                let bench = bench.map_err(|error| format!("it is no benchmark: {error}"))?;
+                let bench = bench.map_err(|error| format!("it is not a benchmark: {error}"))?;
                 Ok(Subject::Bench(Box::new(bench)))
             }
         }

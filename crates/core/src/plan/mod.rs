@@ -557,7 +557,7 @@ mod tests {
         for entry in [0, 0x3f_ffff, 0x80_0000, u64::MAX] {
             let plan = plan_by(&snapshot(maps, entry), Backing::Image);
             assert_eq!(spans(&plan), [], "entry {entry:#x}");
-            assert_eq!(plan.texts.len(), 1, "code of no file is no text");
+            assert_eq!(plan.texts.len(), 1, "code of no file is not text");
         }
     }
 

@@ -19,7 +19,7 @@ impl Patterns {
         let read = |patterns: &[String]| {
             let each = patterns.iter().map(|text| {
                 let read = Pattern::new(text, Slashes::Matched);
-                read.map_err(|error| format!("{text:?} is no pattern: {error}"))
+                read.map_err(|error| format!("{text:?} is not a pattern: {error}"))
             });
             each.collect::<Result<Vec<_>, _>>()
         };

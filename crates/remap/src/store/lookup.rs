@@ -51,7 +51,7 @@ pub(super) fn open(directory: &Directory, name: &str, len: u64) -> Result<Option
 pub(super) fn wrong_with(directory: &Directory, stat: &Stat) -> Option<String> {
     let mode = stat.st_mode & 0o7777;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Some("is no regular file".into());
+        return Some("is not a regular file".into());
     }
     if stat.st_uid != directory.owner {
         return Some(format!("belongs to user {}", stat.st_uid));

@@ -27,7 +27,7 @@ pub(super) fn check(original: &File, path: &Path) -> Result<(), Failure> {
     let mut fd = root.map_err(unseen(&at))?;
     let mut components = path.components().peekable();
     if components.next() != Some(Component::RootDir) {
-        return Err(closed(path, "is no absolute path"));
+        return Err(closed(path, "is not an absolute path"));
     }
     open_to_all(&fd, &at, 0o111)?;
     while let Some(component) = components.next() {
@@ -41,7 +41,7 @@ pub(super) fn check(original: &File, path: &Path) -> Result<(), Failure> {
     }
     let found = open_to_all(&fd, &at, 0o444)?;
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-        return Err(closed(path, "is no regular file"));
+        return Err(closed(path, "is not a regular file"));
     }
     if (found.st_dev, found.st_ino) != (wanted.st_dev, wanted.st_ino) {
         return Err(closed(path, "is another file by now"));

@@ -246,7 +246,9 @@ impl Server {
         let (host, prefix) = rest.split_once('/').unwrap_or((rest, ""));
         let plain = |byte: u8| byte.is_ascii_graphic() && !b"@?#".contains(&byte);
         if host.is_empty() || !rest.bytes().all(plain) {
-            return Err(format!("--prometheus {url:?} is no address; fix: use http://HOST:PORT"));
+            return Err(format!(
+                "--prometheus {url:?} is not an address; fix: use http://HOST:PORT"
+            ));
         }
         let last = host.rsplit(']').next().unwrap_or(host);
         let host = if last.contains(':') { host.to_owned() } else { format!("{host}:80") };
@@ -312,7 +314,9 @@ fn values_of(answer: &[u8]) -> Result<Vec<f64>, String> {
     }
     let value = |value: &Value| -> Result<f64, String> {
         let number = value[1].as_str().and_then(|text| text.parse::<f64>().ok());
-        number.filter(|number| number.is_finite()).ok_or_else(|| "a value is no number".to_owned())
+        number
+            .filter(|number| number.is_finite())
+            .ok_or_else(|| "a value is not a number".to_owned())
     };
     let result = &answer["data"]["result"];
     match answer["data"]["resultType"].as_str() {

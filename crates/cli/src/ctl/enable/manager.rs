@@ -105,7 +105,7 @@ impl Manager {
     pub(super) fn find(self, name: &str) -> Result<Unit, Refusal> {
         let shown = name.shown().to_string();
         if !name.ends_with(".service") {
-            let why = "it is no service; fix: name the service";
+            let why = "it is not a service; fix: name the service";
             return Err(Refusal::Unit(format!("{shown}: {why}")));
         }
         let found = self

@@ -670,8 +670,9 @@ fn own_path(manager: Manager) -> Result<String, String> {
         }
     }
     let path = own.to_str().filter(|path| own_file::word(path).as_deref() == Ok(*path));
-    path.map(str::to_owned)
-        .ok_or_else(|| format!("{} is no path for a unit; fix: install it below /usr", own.shown()))
+    path.map(str::to_owned).ok_or_else(|| {
+        format!("{} is not a path for a unit; fix: install it below /usr", own.shown())
+    })
 }
 
 /// Reports that an edited file is kept. Returns the exit status.

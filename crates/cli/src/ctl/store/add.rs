@@ -91,7 +91,7 @@ fn add(store: &Store, process: &ProcDir, path: &Path) -> Result<PathBuf, Failure
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let original = File::options().read(true).custom_flags(flags).open(&path).map_err(unread)?;
     if !original.metadata().map_err(unread)?.is_file() {
-        return Err(Failure::new(SkipReason::OddFile, "is no regular file"));
+        return Err(Failure::new(SkipReason::OddFile, "is not a regular file"));
     }
     let deadline = Instant::now() + PATIENCE;
     let order = BuildOrder { original: &original, path: &path, bias: None, process, deadline };

@@ -20,7 +20,7 @@ pub(crate) fn parse(words: &[String]) -> Result<Vec<Pid>, String> {
     for word in all.filter(|word| !word.is_empty()) {
         let pid = word.parse::<i32>().ok().filter(|&pid| pid > 0).and_then(Pid::from_raw);
         let pid = pid.ok_or_else(|| {
-            format!("cannot use {word:?} as a process ID: it is no number from 1 to 2147483647; fix: name a PID")
+            format!("cannot use {word:?} as a process ID: it is not a number from 1 to 2147483647; fix: name a PID")
         })?;
         if !pids.contains(&pid) {
             pids.push(pid);

@@ -264,6 +264,6 @@ fn outcome(act: Act, chosen: &Chosen, ended: &Ended) -> String {
             format!("process {pid} has ended")
         }
         (None, Some(0)) => format!("{doing} process {pid}: done"),
-        (None, _) => format!("cannot {doing} process {pid}: the command ended without a word"),
+        (None, _) => format!("cannot {doing} process {pid}: the command ended and said nothing"),
     }
 }

@@ -14,9 +14,9 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Returns why there can be no screen.
 pub(super) fn missing() -> Option<&'static str> {
     if !stdout().is_terminal() {
-        Some("standard output is no terminal")
+        Some("standard output is not a terminal")
     } else if !stdin().is_terminal() {
-        Some("standard input is no terminal")
+        Some("standard input is not a terminal")
     } else if std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb") {
         Some("TERM names no terminal with a screen")
     } else {
