@@ -60,7 +60,8 @@ pub(crate) fn ours<'a>(text: &'a str) -> Result<Vec<Criterion<'a>>> {
 /// # Errors
 /// The page has no such list.
 pub(crate) fn of_users(text: &str) -> Result<&str> {
-    section(text, USERS)
+    let section = section(text, USERS)?;
+    Ok(section.split("\n\n<!-- shown by").next().unwrap_or(section))
 }
 
 impl Criterion<'_> {
@@ -88,8 +89,12 @@ impl Criterion<'_> {
     }
 }
 
+/// The commands that record what they tested.
+#[cfg(test)]
+pub(crate) const RECORDED: [&str; 3] = ["make vm-test", "make k8s-test", "make tools-test"];
+
 /// Looks for one test, page, recorded run or command.
-fn check(by: &str) -> Result<Shown> {
+pub(crate) fn check(by: &str) -> Result<Shown> {
     if promises::is_test(by)? {
         return Ok(Shown::Ready("its tests exist".to_owned()));
     }
@@ -106,8 +111,12 @@ fn check(by: &str) -> Result<Shown> {
     .map(Shown::Ready)
 }
 
-/// Returns whether `make` or `cargo xtask` has this command.
+/// Returns whether `make`, `cargo xtask` or `bench` has this command.
 fn is_command(command: &str) -> Result<bool> {
+    if command.starts_with("bench/") {
+        let script = command.split(' ').next().unwrap_or_default();
+        return Ok(promises::read(script).is_ok_and(|text| text.starts_with("#!")));
+    }
     Ok(match command.strip_prefix("make ") {
         Some(target) => {
             promises::read("Makefile")?.lines().any(|line| line.starts_with(&format!("{target}:")))
@@ -125,7 +134,7 @@ mod tests {
 
     fn page(rows: &str) -> String {
         format!(
-            "## Before 1.0\n\n{OURS}\n\n| criterion | shown by |\n|---|---|\n{rows}\n{USERS}\n\n- A month.\n\n## More\n\n- No.\n"
+            "## Before 1.0\n\n{OURS}\n\n| criterion | shown by |\n|---|---|\n{rows}\n{USERS}\n\n- A month.\n\n<!-- shown by nothing: x -->\n\n## More\n\n- No.\n"
         )
     }
 
@@ -145,14 +154,13 @@ mod tests {
         let text = promises::read(PAGE).unwrap();
         let criteria = ours(&text).unwrap();
         assert!(criteria.len() > 10);
-        let recorded = ["make vm-test", "make k8s-test", "make tools-test"];
         for by in criteria.iter().flat_map(|criterion| &criterion.shown_by) {
             // The sources may be newer than a record, except in a release.
-            if !recorded.contains(by) {
+            if !RECORDED.contains(by) {
                 check(by).unwrap();
             }
         }
-        for record in recorded {
+        for record in RECORDED {
             assert!(criteria.iter().any(|criterion| criterion.shown_by.contains(&record)));
         }
         assert!(of_users(&text).unwrap().lines().any(|line| line.starts_with("- ")));
@@ -165,6 +173,7 @@ mod tests {
         assert_eq!(ready, Shown::Ready("its tests exist".to_owned()));
         let by_hand = only(&format!("| No right. | {exists}, `make soak` |\n")).unwrap();
         assert_eq!(by_hand, Shown::ByHand("make soak".to_owned()));
+        assert!(check("bench/launch --runs 5").is_ok());
         let by_hand = only("| Packages. | `cargo xtask dist --check DIR` |\n").unwrap();
         assert_eq!(by_hand, Shown::ByHand("cargo xtask dist --check DIR".to_owned()));
         assert!(matches!(only("| No right. | `SECURITY.md` |\n").unwrap(), Shown::Ready(_)));
@@ -176,9 +185,14 @@ mod tests {
             fault("| x | `hostile::exec::no_such`, `make soak`, `hostile::no_such` |\n"),
             "there is no test hostile::exec::no_such; there is no test hostile::no_such"
         );
-        for none in
-            ["make nothing", "cargo xtask nothing", "cargo xtask dist --nothing", "README.md"]
-        {
+        for none in [
+            "make nothing",
+            "cargo xtask nothing",
+            "cargo xtask dist --nothing",
+            "README.md",
+            "bench/nothing",
+            "bench/README.md",
+        ] {
             let is_none = format!("`{none}` is not a test, a page of tests, or a command");
             assert_eq!(fault(&format!("| x | `{none}` |\n")), is_none);
         }

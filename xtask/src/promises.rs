@@ -1,5 +1,6 @@
 //! The pages whose rows name the tests that keep them true: SECURITY.md, the guide's page of what others can see, and the criteria of version
-//! 1.0 in SUPPORT.md (`crate::criteria`).
+//! 1.0 in SUPPORT.md (`crate::criteria`). In README.md and in the other pages of the guide, each section names them in a comment
+//! `<!-- shown by: TEST, COMMAND -->`, or has a command block, which `tests/docs` runs.
 //!
 //! `AREA::MODULE::NAME` is the function `NAME` in `tests/AREA/MODULE.rs`, `CRATE::MODULE::tests::NAME` the one in
 //! `crates/CRATE/src/MODULE.rs`, and `xtask::MODULE::NAME` one of `xtask`. `AREA::MODULE` is all tests of a file.
@@ -102,6 +103,11 @@ pub(crate) fn rows(text: &str) -> Vec<Vec<&str>> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use crate::criteria::{self, RECORDED};
+    use crate::docs;
+
     use super::*;
 
     /// The columns of the tables of [`PAGES`]. The last column names the tests.
@@ -133,6 +139,98 @@ mod tests {
                     row[0]
                 );
             }
+        }
+    }
+
+    /// The pages of the guide that name their tests or commands in another way, or claim nothing.
+    const OTHERWISE: [&str; 8] = [
+        "SUMMARY.md",
+        "glossary.md",
+        // Rows of tables (`PAGES`).
+        "seen.md",
+        // The head of the page, or the text, names the command that makes it.
+        "reasons.md",
+        "RESULTS.md",
+        "tools.md",
+        "who-gains.md",
+        "comparison.md",
+    ];
+
+    /// Returns the tests and commands of a comment `<!-- shown by: TEST, COMMAND -->`; none of `<!-- shown by nothing: REASON -->`.
+    fn shown_by(comment: &str) -> Vec<&str> {
+        match comment.split_once(':').map(|(kind, rest)| (kind, rest.trim())) {
+            Some(("", named)) if !named.is_empty() => named.split(',').map(str::trim).collect(),
+            Some((" nothing", reason)) if !reason.is_empty() => Vec::new(),
+            _ => panic!("not `shown by: TEST` or `shown by nothing: REASON`: {comment}"),
+        }
+    }
+
+    /// Returns the sections that have text, but neither a comment that names what shows it nor a block of commands that runs; and what
+    /// the comments name.
+    fn unshown(text: &str) -> (Vec<&str>, BTreeSet<&str>) {
+        let (mut unshown, mut named) = (Vec::new(), BTreeSet::new());
+        let mut sections = vec![0];
+        let mut in_block = false;
+        for (at, _) in text.match_indices('\n') {
+            let line = text[at + 1..].lines().next().unwrap_or_default();
+            in_block ^= line.trim_start().starts_with("```");
+            if !in_block && line.starts_with('#') {
+                sections.push(at + 1);
+            }
+        }
+        sections.push(text.len());
+        for ends in sections.windows(2) {
+            let (heading, below) =
+                text[ends[0]..ends[1]].split_once('\n').unwrap_or((&text[ends[0]..ends[1]], ""));
+            let comments: Vec<&str> = below
+                .split("<!-- shown by")
+                .skip(1)
+                .map(|rest| rest.split_once("-->").expect("an end of the comment").0)
+                .collect();
+            named.extend(comments.iter().flat_map(|comment| shown_by(comment)));
+            let runs = ["\n```\n", "\n```console\n"].iter().any(|begin| below.contains(begin))
+                && !below.contains("<!-- docs-test: skip ");
+            if comments.is_empty() && !runs && !below.trim().is_empty() {
+                unshown.push(heading);
+            }
+        }
+        (unshown, named)
+    }
+
+    #[test]
+    fn every_section_names_what_shows_it() {
+        let guide = Path::new("docs/guide/src");
+        let mut pages = docs::files(guide, "md");
+        pages.retain(|path, _| !OTHERWISE.iter().any(|name| path.ends_with(name)));
+        let mut faults = Vec::new();
+        let mut count = 0;
+        for (mut path, mut text) in pages.into_iter().chain([("README.md".into(), String::new())]) {
+            if let Some(included) = text.strip_prefix("{{#include ../../") {
+                path = Path::new("docs").join(included.trim_end().trim_end_matches("}}"));
+            }
+            let page = path.display().to_string();
+            text = read(&page).unwrap();
+            let (unshown, named) = unshown(&text);
+            faults.extend(unshown.iter().map(|heading| format!("{page}: nothing: {heading}")));
+            for by in named.into_iter().filter(|by| !RECORDED.contains(by)) {
+                count += 1;
+                faults.extend(criteria::check(by).err().map(|fault| format!("{page}: {fault}")));
+            }
+        }
+        assert!(count > 100, "{count}");
+        assert!(faults.is_empty(), "{}", faults.join("\n"));
+    }
+
+    #[test]
+    fn a_section_that_names_nothing_is_found() {
+        let text = "# A\n\nText.\n\n<!-- shown by: a::b,\n make x -->\n## B\n\n## C\n\nText.\n\n```console\n# no heading\n```\n\
+                    ## D\n\nText.\n## E\nText.\n<!-- shown by nothing: advice -->\n\
+                    ## F\n\n<!-- docs-test: skip it is long -->\n```\nx\n```\n";
+        let (unshown, named) = unshown(text);
+        assert_eq!(unshown, ["## D", "## F"]);
+        assert_eq!(named, BTreeSet::from(["a::b", "make x"]));
+        for wrong in [" a", ":", " nothing", " nothing:"] {
+            assert!(std::panic::catch_unwind(|| shown_by(wrong)).is_err(), "{wrong}");
         }
     }
 
