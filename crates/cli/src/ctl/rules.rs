@@ -76,7 +76,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, how: How) -> u8 {
     rules.defects.iter().for_each(warn);
     if pids.is_none() && rules.rules.is_empty() && rules.defects.is_empty() {
         let directory = files.conf_dir.shown();
-        warn(format_args!("there are no rules: {directory} has no *.toml; fix: man tiexecd"));
+        warn(format_args!("there are no rules: {directory} has no *.toml; fix: man tiexec.conf"));
     }
     let mut status = exit::OK;
     let (state, verdicts) = (state(files), verdicts(files));
