@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use support::attaching;
+use support::child::eventually;
 use support::objects::{Made, WithObject};
 use support::smaps::{Vma, vmas};
 use support::store::{IMAGES, add, json, mount, names, own_run, set_up};
@@ -226,9 +227,11 @@ fn rustc_below_a_closed_home_is_not_shareable() {
     support::chmod(work.path(), 0o700);
     let (rustc, _pinned) = small_rustc(&root, work.path());
     let report = Report::new();
-    std::fs::write(work.path().join("a.rs"), "pub fn f() {}\n").expect("a file");
-    let run = Run::new(&rustc, ["--crate-type=lib", "--emit=obj", "a.rs"]).cwd(work.path());
-    let done = report.of(&run.options(["-v", "--deadline=2m"])).output();
+    // It waits for its source until the report is there.
+    let run = Run::new(&rustc, ["--crate-type=lib", "--emit=obj", "-"]).cwd(work.path());
+    let held = report.of(&run.options(["-v", "--deadline=2m"])).start();
+    eventually("the report is written", || !report.text().is_empty());
+    let done = held.finish();
     done.assert_code(0);
     assert_eq!(report.read()["reason"], "not_shareable", "{}", report.read());
     assert!(!done.err().contains("store setup"), "{done}");

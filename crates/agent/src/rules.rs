@@ -833,7 +833,7 @@ mod tests {
             ("rule = 1", "[[rule]]"),
             ("[[rule]]\nexe = \"/a\"", "rule 1: it has no name"),
             ("[[rule]]\nname = \"a b\"", "a name is"),
-            ("[[rule]]\nname = \"a\"\nexe = \"[\"", "no pattern"),
+            ("[[rule]]\nname = \"a\"\nexe = \"[\"", "is not a pattern"),
             ("[[rule]]\nname = \"a\"\naction = \"atach\"\nexe=\"/a\"", "\"atach\" is not"),
             ("[[rule]]\nname = \"a\"\naction = \"attach\"", "every process"),
             (
