@@ -19,3 +19,4 @@ mod selected;
 mod split_host;
 mod top;
 mod uprobes;
+mod upstream;

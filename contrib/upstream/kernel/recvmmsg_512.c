@@ -10,11 +10,12 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { BATCH = 4, CALLS = 3, PAUSE = 100 * 1000, OF_THE_KERNEL = 512 };
+enum { BATCH = 4, CALLS = 3, PAUSE = 1000, OF_THE_KERNEL = 512 };
 
 static int receive(int from)
 {
@@ -39,6 +40,21 @@ static int receive(int from)
     return failed;
 }
 
+/* Waits until the child has received all, and sleeps in its call. */
+static void wait_for(pid_t child, int socket)
+{
+    char path[64], state = 0;
+    int left = 1;
+    snprintf(path, sizeof path, "/proc/%d/stat", child);
+    while (left || state != 'S') {
+        usleep(PAUSE);
+        FILE *stat = fopen(path, "r");
+        if (!stat || ioctl(socket, FIONREAD, &left) || fscanf(stat, "%*d (%*[^)]) %c", &state) != 1)
+            return;
+        fclose(stat);
+    }
+}
+
 int main(void)
 {
     int ends[2], status;
@@ -54,7 +70,7 @@ int main(void)
     if (!child)
         return receive(ends[0]);
     send(ends[1], "one", 3, 0);
-    usleep(PAUSE);
+    wait_for(child, ends[0]);
     kill(child, SIGSTOP);
     waitpid(child, NULL, WUNTRACED);
     kill(child, SIGCONT);

@@ -5,8 +5,9 @@
 
    cc -o short_write short_write.c && ./short_write & timeout 1 strace -o /dev/null -p $!; wait
 
-   The exit status is 1 if a write was short, and 0 if none was within ten seconds. */
+   The exit status is 1 if a write was short, and 0 if none was within ten seconds, or as many as the argument says. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
@@ -15,9 +16,9 @@ enum { BLOCK = 1 << 20, PART = 4096, SECONDS = 10, PAUSE = 200 };
 
 static char block[BLOCK];
 
-int main(void)
+int main(int count, char **words)
 {
-    int ends[2];
+    int ends[2], seconds = count > 1 ? atoi(words[1]) : SECONDS;
     if (pipe(ends)) {
         perror("pipe");
         return 2;
@@ -36,10 +37,10 @@ int main(void)
     /* Yama lets only ancestors trace, unless the program allows others. */
     prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY);
     close(ends[0]);
-    for (time_t end = time(NULL) + SECONDS; time(NULL) < end;) {
-        ssize_t count = write(ends[1], block, BLOCK);
-        if (count != BLOCK) {
-            printf("write: %zd of %d bytes\n", count, BLOCK);
+    for (time_t end = time(NULL) + seconds; time(NULL) < end;) {
+        ssize_t written = write(ends[1], block, BLOCK);
+        if (written != BLOCK) {
+            printf("write: %zd of %d bytes\n", written, BLOCK);
             return 1;
         }
     }
