@@ -6,6 +6,7 @@ mod library;
 mod made;
 mod needrestart;
 mod rpm;
+mod spec;
 mod upgrades;
 
 use std::path::{Path, PathBuf};

@@ -73,11 +73,15 @@ pub(crate) fn write() -> Result<()> {
     fs::write(&file, list()?).with_context(|| format!("cannot write {}", file.display()))
 }
 
+/// The feature that the image has, beside those of the packages.
+pub(crate) const WITH_PODS: &str = "tiexec/kubernetes";
+
 /// Returns the crates that are linked on Linux on at least one processor, in the order of their names.
 fn linked() -> Result<Vec<Package>> {
     let mut linked = BTreeMap::new();
     for triple in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"] {
-        let theirs = linked_on(triple)?.into_iter().filter(|package| package.source.is_some());
+        let theirs =
+            linked_on(triple, WITH_PODS)?.into_iter().filter(|package| package.source.is_some());
         linked.extend(
             theirs.map(|package| ((package.name.clone(), package.version.clone()), package)),
         );
@@ -85,17 +89,16 @@ fn linked() -> Result<Vec<Package>> {
     Ok(linked.into_values().collect())
 }
 
-/// Returns the crates that are linked on this platform, including our own. A proc-macro runs in the compiler and is not
+/// Returns the crates that are linked on this platform with these features, including our own. A proc-macro runs in the compiler and is not
 /// linked.
-pub(crate) fn linked_on(triple: &str) -> Result<Vec<Package>> {
+pub(crate) fn linked_on(triple: &str, features: &str) -> Result<Vec<Package>> {
     let mut cargo = build::cargo();
     cargo.current_dir(repository()?).args([
         "metadata",
         "--format-version=1",
         "--locked",
-        // The image has this feature.
         "--features",
-        "tiexec/kubernetes",
+        features,
     ]);
     let output = cargo.args(["--filter-platform", triple]).output().context("cargo metadata")?;
     if !output.status.success() {
@@ -205,6 +208,8 @@ fn texts_in(directory: &Path) -> Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
@@ -227,5 +232,30 @@ mod tests {
             };
             assert!(licence.split(" OR ").any(is_allowed), "{}: {licence}", package.name);
         }
+    }
+
+    /// Splits an expression into the parts that all apply, each with its alternatives.
+    fn parts(expression: &str) -> BTreeSet<BTreeSet<String>> {
+        let parts = expression.split(" AND ").map(|part| part.trim_matches(['(', ')', ' ']));
+        parts
+            .map(|part| part.replace('/', " OR ").split(" OR ").map(str::to_owned).collect())
+            .collect()
+    }
+
+    #[test]
+    fn fedoras_package_names_each_licence() {
+        let spec = repository().unwrap().join("packaging/rpm/tiexec.spec");
+        let spec = fs::read_to_string(spec).unwrap();
+        let (_, tag) = spec.split_once("%{shrink:").unwrap();
+        let tag = tag.split_once('}').unwrap().0.split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut linked = BTreeSet::new();
+        for triple in ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"] {
+            for package in linked_on(triple, "").unwrap() {
+                linked.extend(parts(&package.license.unwrap()));
+            }
+        }
+        // The C library.
+        linked.extend(parts("LGPL-2.1-or-later"));
+        assert_eq!(parts(&tag), linked);
     }
 }

@@ -9,13 +9,13 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::licences::{Package, linked_on};
+use crate::licences::{Package, WITH_PODS, linked_on};
 use crate::repository;
 use crate::vm::Arch;
 
 /// Returns the list.
 pub(crate) fn text(arch: Arch) -> Result<String> {
-    let packages = of_programs(linked_on(&format!("{arch}-unknown-linux-gnu"))?)?;
+    let packages = of_programs(linked_on(&format!("{arch}-unknown-linux-gnu"), WITH_PODS)?)?;
     let checksums = checksums()?;
     let by_id: BTreeMap<&str, String> =
         packages.iter().map(|package| (package.id.as_str(), name_of(package))).collect();
