@@ -2,19 +2,26 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::criteria::{self, Shown};
 use crate::promises::read;
-use crate::vm::Arch;
+use crate::vm::{Arch, need};
 use crate::{guide, interfaces, licences, repository};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Checks what a release is made of, and changes nothing but the file of checksums.
+/// The file of the checksums.
+const SUMS: &str = "SHA256SUMS";
+/// The keys that may sign a release, as ssh-keygen(1) reads them (ALLOWED SIGNERS).
+const SIGNERS: &str = "packaging/release-signers";
+/// The name and the namespace of a signature. The namespace keeps a signature of something else from passing for one.
+const SIGNER: &str = "tiexec-release";
+
+/// Checks what a release is made of, and changes nothing but the file of checksums and its signature.
 #[derive(Args, Debug)]
 pub(crate) struct Release {
     /// Check; a release is published by hand
@@ -26,6 +33,9 @@ pub(crate) struct Release {
     /// The packages of `cargo xtask dist`: their names and versions are checked, and SHA256SUMS is written there
     #[arg(long)]
     packages: Option<PathBuf>,
+    /// Sign SHA256SUMS with this SSH key, whose public half is in packaging/release-signers
+    #[arg(long, value_name = "KEY", requires = "packages")]
+    sign: Option<PathBuf>,
 }
 
 impl Release {
@@ -58,6 +68,10 @@ impl Release {
                 "–     packages    not looked at; fix: --packages DIR of cargo xtask dist --check DIR"
             ),
         }
+        if let (Some(packages), Some(key)) = (&self.packages, &self.sign) {
+            let signers = repository()?.join(SIGNERS);
+            report("signature", sign(packages, key).and_then(|()| signed(packages, &signers)));
+        }
         println!("\nBefore 1.0 ({}); make test runs the tests:", criteria::PAGE);
         for criterion in criteria::ours(&criteria)? {
             let name = criterion.name.trim_end_matches('.');
@@ -76,13 +90,17 @@ impl Release {
     }
 }
 
-/// Checks that the version is the same in all crates and in the lock file.
+/// Checks that the version is the same in all crates, in the lock file and in the source package for Fedora.
 fn version() -> Result<String> {
     let lock = read("Cargo.lock")?;
     for name in ["tiexec", "tiexec-core", "xtask"] {
         if !lock.contains(&format!("name = \"{name}\"\nversion = \"{VERSION}\"\n")) {
             bail!("Cargo.lock has another version of {name}; fix: cargo build");
         }
+    }
+    let spec = "packaging/rpm/tiexec.spec";
+    if !read(spec)?.lines().any(|line| line.split_whitespace().eq(["Version:", VERSION])) {
+        bail!("{spec} has another version; fix: edit its `Version:` and its `%changelog`");
     }
     Ok(VERSION.to_owned())
 }
@@ -212,8 +230,37 @@ fn checksums(packages: &Path) -> Result<String> {
     if !sums.status.success() {
         bail!("sha256sum: {}", String::from_utf8_lossy(&sums.stderr).trim_end());
     }
-    fs::write(packages.join("SHA256SUMS"), sums.stdout)?;
-    Ok(format!("{} files; SHA256SUMS is written", names.len()))
+    fs::write(packages.join(SUMS), sums.stdout)?;
+    Ok(format!("{} files; {SUMS} is written", names.len()))
+}
+
+/// Signs the checksums. The signature is in SHA256SUMS.sig.
+fn sign(packages: &Path, key: &Path) -> Result<()> {
+    need("ssh-keygen", "openssh-client")?;
+    // ssh-keygen(1) asks before it replaces a signature.
+    let _of_before = fs::remove_file(packages.join(format!("{SUMS}.sig")));
+    let mut sign = Command::new("ssh-keygen");
+    sign.args(["-q", "-Y", "sign", "-n", SIGNER, "-f"]).arg(key);
+    let done = sign.arg(packages.join(SUMS)).output()?;
+    if !done.status.success() {
+        bail!("cannot sign {SUMS}: {}", String::from_utf8_lossy(&done.stderr).trim_end());
+    }
+    Ok(())
+}
+
+/// Checks that one of these keys has signed the checksums.
+fn signed(packages: &Path, signers: &Path) -> Result<String> {
+    let mut verify = Command::new("ssh-keygen");
+    verify.args(["-Y", "verify", "-I", SIGNER, "-n", SIGNER, "-f"]).arg(signers);
+    verify.arg("-s").arg(packages.join(format!("{SUMS}.sig")));
+    verify.stdin(Stdio::from(fs::File::open(packages.join(SUMS))?));
+    let done = verify.output()?;
+    if !done.status.success() {
+        bail!(
+            "no key in {SIGNERS} has made {SUMS}.sig; fix: add `{SIGNER} namespaces=\"{SIGNER}\" PUBLIC-KEY` to it"
+        );
+    }
+    Ok(String::from_utf8_lossy(&done.stdout).trim_end().to_owned())
 }
 
 #[cfg(test)]
@@ -258,6 +305,86 @@ mod tests {
         for name in names {
             assert!(sums.lines().any(|line| line.ends_with(&format!("  {name}"))), "{name}");
         }
+    }
+
+    /// Makes an SSH key without a passphrase, and the file of signers that has it.
+    fn key(place: &Path, name: &str) -> (PathBuf, PathBuf) {
+        let key = place.join(name);
+        let mut make = Command::new("ssh-keygen");
+        make.args(["-q", "-t", "ed25519", "-N", "", "-C", "", "-f"]).arg(&key);
+        assert!(make.status().unwrap().success());
+        let public = fs::read_to_string(key.with_extension("pub")).unwrap();
+        let signers = place.join(format!("{name}.signers"));
+        fs::write(&signers, format!("{SIGNER} namespaces=\"{SIGNER}\" {public}")).unwrap();
+        (key, signers)
+    }
+
+    /// Runs the commands with which the guide has users verify a release.
+    fn verify(packages: &Path, signers: &Path) -> bool {
+        let page = read("docs/guide/src/getting-started.md").unwrap();
+        let block = page.split("```").find(|block| block.contains("ssh-keygen -Y verify"));
+        fs::copy(signers, packages.join("release-signers")).unwrap();
+        let mut sh = Command::new("sh");
+        sh.args(["-ec", block.expect("the page has the commands")]).current_dir(packages);
+        sh.output().unwrap().status.success()
+    }
+
+    #[test]
+    fn a_signature_refuses_a_changed_file_and_another_key() {
+        if let Err(lacking) = need("ssh-keygen", "openssh-client") {
+            assert!(!crate::vm::forbids_skips(), "{lacking}");
+            println!("SKIP {lacking}");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let packages = place.path().join("packages");
+        fs::create_dir(&packages).unwrap();
+        let arches = [("amd64", "x86_64"), ("arm64", "aarch64")];
+        let names = arches.map(|(debian, arch)| {
+            [
+                format!("tiexec_{VERSION}-1_{debian}.deb"),
+                format!("tiexec-{VERSION}-1.{arch}.rpm"),
+                format!("tiexec-{VERSION}-{arch}.tar.gz"),
+            ]
+        });
+        for name in names.as_flattened() {
+            fs::write(packages.join(name), name).unwrap();
+        }
+        checksums(&packages).unwrap();
+        let (key_of_release, signers) = key(place.path(), "release");
+        let (another, others) = key(place.path(), "another");
+        sign(&packages, &key_of_release).unwrap();
+        signed(&packages, &signers).unwrap();
+        assert!(verify(&packages, &signers));
+        // A user has one of the files, and not the others.
+        for name in &names.as_flattened()[1..] {
+            fs::remove_file(packages.join(name)).unwrap();
+        }
+        assert!(verify(&packages, &signers));
+
+        assert!(!verify(&packages, &others), "another key verifies");
+        let first = packages.join(&names[0][0]);
+        fs::write(&first, "changed").unwrap();
+        assert!(!verify(&packages, &signers), "a changed package verifies");
+        fs::write(&first, &names[0][0]).unwrap();
+        assert!(verify(&packages, &signers));
+        let sums = fs::read_to_string(packages.join(SUMS)).unwrap();
+        fs::write(packages.join(SUMS), sums.replacen(&sums[..8], "00000000", 1)).unwrap();
+        assert!(!verify(&packages, &signers), "changed checksums verify");
+        fs::write(packages.join(SUMS), &sums).unwrap();
+        // A second signature replaces the first one.
+        sign(&packages, &another).unwrap();
+        assert!(!verify(&packages, &signers), "a signature by another key verifies");
+        let error = signed(&packages, &signers).unwrap_err().to_string();
+        assert!(error.contains("; fix: add `tiexec-release"), "{error}");
+        // The same key, for another purpose.
+        fs::remove_file(packages.join(format!("{SUMS}.sig"))).unwrap();
+        let mut other = Command::new("ssh-keygen");
+        other
+            .args(["-q", "-Y", "sign", "-n", "file", "-f"])
+            .args([key_of_release, packages.join(SUMS)]);
+        assert!(other.status().unwrap().success());
+        assert!(!verify(&packages, &signers), "a signature for another purpose verifies");
     }
 
     #[test]
