@@ -2,7 +2,7 @@
 //!
 //! A reproducer ends with 1 if it has seen the fault. If it has not, the kernel or the tool is newer than the draft, and the test is skipped.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use support::child::tool;
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
