@@ -8,9 +8,19 @@ BOOTSTRAP_ROUNDS = 2000
 
 
 def interval(values, seed=1):
-    """Bootstrap 95 % interval of the median. The seed is fixed: the same samples give the same interval."""
-    rng = random.Random(seed)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(BOOTSTRAP_ROUNDS))
+    """Bootstrap 95 % interval of the median. The seed is fixed: the same samples give the same interval. A resample is `n` uniform draws
+    of ranks. Only the middle ones matter, and their distribution is known (beta), so only they are drawn: thousands of values take no longer
+    than ten."""
+    rng, values, n = random.Random(seed), sorted(values), len(values)
+    middle = (n + 1) // 2
+
+    def resampled():
+        low = high = rng.betavariate(middle, n + 1 - middle)
+        if n % 2 == 0:  # the next one is the least of the draws above
+            high = 1 - (1 - low) * rng.random() ** (1 / (n - middle))
+        return (values[min(int(n * low), n - 1)] + values[min(int(n * high), n - 1)]) / 2
+
+    medians = sorted(resampled() for _ in range(BOOTSTRAP_ROUNDS))
     return medians[int(0.025 * BOOTSTRAP_ROUNDS)], medians[int(0.975 * BOOTSTRAP_ROUNDS) - 1]
 
 

@@ -129,6 +129,16 @@ mod tests {
     }
 
     #[test]
+    fn a_claim_needs_every_run() {
+        let bench = repository().unwrap().join("bench");
+        let run = "import doctest, sys; from lib import claims; tests = doctest.testmod(claims); \
+                   sys.exit(tests.failed or not tests.attempted)";
+        let checked =
+            Command::new("python3").args(["-B", "-c", run]).current_dir(bench).output().unwrap();
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+    }
+
+    #[test]
     fn every_reason_is_in_both() {
         let (page, manual) = (text(), manual(true) + &manual(false));
         for reason in Reason::all() {
