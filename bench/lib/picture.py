@@ -49,8 +49,8 @@ def intervals(title, description, rows, ticks):
     for tick in ticks:
         lines += [f'  <line class="{"one" if tick == 1 else "grid"}" x1="{at(tick)}" x2="{at(tick)}" y1="{TOP - 10}" y2="{bottom}"/>',
                   f'  <text class="small" x="{at(tick)}" y="{bottom + 16}" text-anchor="middle">×{tick:.1f}</text>']
-    lines.append(f'  <text class="small" x="{LABELS + SCALE // 2}" y="{bottom + 34}" text-anchor="middle">work per second of processor time, '
-                 'with huge pages ÷ plain; 95 % intervals</text>')
+    lines.append(f'  <text class="small" x="{LABELS + SCALE // 2}" y="{bottom + 34}" text-anchor="middle">work per second of processor time (starts: of time), '
+                 'huge pages ÷ plain; 95 % intervals</text>')
     for number, (label, kind, median, interval, control) in enumerate(rows):
         y = TOP + ROW * number + ROW // 2 - 5
         lines += [f'  <text x="8" y="{y + 4}">{escape(label)}</text>', line("control", *map(at, control), y),

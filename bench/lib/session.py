@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-NAME = f"bench/{Path(sys.argv[0]).name}"
 ROOT = Path(__file__).resolve().parent.parent.parent
+NAME = str(Path(sys.argv[0]).resolve()).removeprefix(f"{ROOT}/")
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
 
 

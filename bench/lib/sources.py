@@ -32,6 +32,27 @@ def crate(work, parts):
     return str(source)
 
 
+def typescript(work, parts):
+    """A file of generic classes."""
+    source = work / "large.ts"
+    source.write_text("".join(
+        f"interface I{n}<T> {{ a: T; b: Map<string, I{n}<T>[]>; c?: Partial<Record<keyof T, number>> }}\n"
+        f"export class C{n}<T extends object> implements I{n}<T> {{ b = new Map<string, I{n}<T>[]>();\n"
+        f"  constructor(public a: T) {{}}\n  m(x: I{n}<T>): string[] {{ return [...this.b.keys()].filter(k => k in x.a).map(k => k + {n}); }} }}\n"
+        for n in range(parts)))
+    return str(source)
+
+
+def java(work, parts):
+    """A file of generic classes."""
+    source = work / "Large.java"
+    source.write_text("import java.util.*;\nimport java.util.stream.*;\n" + "".join(
+        f"class C{n}<T extends Comparable<T>> {{\n  final Map<String, List<T>> m = new TreeMap<>();\n"
+        f"  List<T> f(String k, T v) {{ return m.computeIfAbsent(k + {n}, x -> new ArrayList<>()).stream()\n"
+        f"    .filter(o -> o.compareTo(v) > 0).sorted().collect(Collectors.toList()); }}\n}}\n" for n in range(parts)))
+    return str(source)
+
+
 def real_rustc():
     """rustc itself: what rustup puts in the PATH only looks for it."""
     if not shutil.which("rustc"):
