@@ -72,9 +72,10 @@ def server(start, load, options):
     `by_turns`; without `--ways` once, for `--seconds`."""
     process = start()
     try:
-        count, warm = 1, time.monotonic() + max(options.settle, 1)
-        while time.monotonic() < warm:
-            count = adjusted(count, work_of(process.pid, load, count)[1], options)
+        count, warm = 1, 0
+        while warm < max(options.settle, 1):
+            spent = work_of(process.pid, load, count)[1]
+            warm, count = warm + spent, adjusted(count, spent, options)
         if options.ways:
             return by_turns(process.pid, load, count, options)
         done, spent = work_of(process.pid, load, count)
@@ -171,7 +172,7 @@ def main(which, run, unit, packages=(), extra=(), install=None, copies=False, se
     parser.add_argument("--dir", default=str(session.TARGET / "workloads"), help="for data that is kept (default %(default)s)")
     parser.add_argument("--program", help="run this copy instead")
     parser.add_argument("--seconds", type=float, default=6, help="of a server's processor time that a figure takes (default %(default)s)")
-    parser.add_argument("--settle", type=float, default=0, help="seconds before it in which the server may be switched")
+    parser.add_argument("--settle", type=float, default=0, help="seconds of its processor time that a server works before it")
     parser.add_argument("--which", action="store_true", help="print what is measured, as JSON, and stop")
     parser.add_argument("--install", action="store_true", help="install what is missing, and stop")
     parser.add_argument("--ways", help="measure one server in these ways by turns, as JSON")
