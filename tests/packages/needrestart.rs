@@ -26,7 +26,7 @@ fn memory_files_and_removed_images() {
         }
         // The program reads until its standard input ends, so nothing closes this pipe.
         let script = format!(
-            "mkfifo /run/{name}; exec tiexec --strict --backing=image {program} 7 0<>/run/{name}"
+            "mkfifo /run/{name}; exec tiexec --strict --deadline=2m --backing=image {program} 7 0<>/run/{name}"
         );
         let unit = format!("/etc/systemd/system/{name}.service");
         let text = format!("[Service]\nExecStart=/bin/sh -c '{script}'\n");
