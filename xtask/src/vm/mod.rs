@@ -92,6 +92,10 @@ pub(crate) struct VmTest {
     /// File system of the disk that the programs lie on
     #[arg(long, value_enum, default_value = "ext4")]
     disk: Disk,
+    /// A root of Debian's newest packages (sid, with the C library of experimental), which also has the programs that
+    /// bench/kernel measures
+    #[arg(long)]
+    newest: bool,
     /// QEMU's model of the processor
     #[arg(long, value_name = "MODEL")]
     cpu: Option<String>,
@@ -151,6 +155,7 @@ impl VmTest {
             arch: vec![arch],
             kernel: vec![kernel.to_owned()],
             disk: Disk::Ext4,
+            newest: false,
             cpu: None,
             limit: 15,
             command: Some(command),
@@ -188,7 +193,7 @@ impl VmTest {
 
     fn run_on(&self, cache: &Cache, arch: Arch, runs: &mut Vec<Run>) -> Result<()> {
         guest::look_for_qemu(arch)?;
-        let root = root::image(cache, arch)?;
+        let root = root::image(cache, arch, self.newest)?;
         let wanted = match &self.tests[..] {
             [] => table::test_files().into_iter().map(str::to_owned).collect(),
             some => some.to_vec(),

@@ -40,6 +40,11 @@ const PACKAGES: [&str; 25] = [
     "musl",
     "busybox-static",
 ];
+/// The programs that `bench/kernel` measures, in the newest root.
+const MEASURED: [&str; 6] =
+    ["python3", "nodejs", "postgresql", "mariadb-server-core", "clang", "chromium-shell"];
+/// The suite of the newest root, and the suite of its C library.
+const NEWEST: [&str; 2] = ["sid", "experimental"];
 
 /// The guests' root.
 #[derive(Debug)]
@@ -50,8 +55,9 @@ pub(crate) struct Root {
     pub(crate) busybox: PathBuf,
 }
 
-pub(crate) fn image(cache: &Cache, arch: Arch) -> Result<Root> {
-    let release = apt::release_here()?;
+/// Returns the root of this machine's release, or the `newest` root.
+pub(crate) fn image(cache: &Cache, arch: Arch, newest: bool) -> Result<Root> {
+    let release = if newest { NEWEST[0].to_owned() } else { apt::release_here()? };
     let name = format!("root-{release}-{arch}");
     let busybox = cache.once(&format!("busybox-{release}-{arch}"), |new| {
         let work = new.with_extension("dir");
@@ -65,7 +71,10 @@ pub(crate) fn image(cache: &Cache, arch: Arch) -> Result<Root> {
     let image = cache.once(&format!("{name}.ext4"), |new| {
         let dir = new.with_extension("dir");
         let _from_before = fs::remove_dir_all(&dir);
-        unpack(cache, arch, &release, &dir)?;
+        unpack(cache, arch, &release, if newest { &MEASURED } else { &[] }, &dir)?;
+        if newest {
+            Apt::open(cache, arch, &NEWEST[1..])?.unpack(&["libc6".to_owned()], &dir)?;
+        }
         let mut mkfs = Command::new("mkfs.ext4");
         mkfs.args(["-q", "-E", "root_owner=0:0", "-d"]).args([&dir, new]).arg("8G");
         if !mkfs.status().context("mkfs.ext4 (apt-get install e2fsprogs)")?.success() {
@@ -108,9 +117,11 @@ fn make_merged(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-fn unpack(cache: &Cache, arch: Arch, release: &str, dir: &Path) -> Result<()> {
+/// Unpacks [`PACKAGES`] and `more` of a release.
+fn unpack(cache: &Cache, arch: Arch, release: &str, more: &[&str], dir: &Path) -> Result<()> {
     make_merged(dir)?;
-    Apt::open(cache, arch, &[release])?.unpack_with_dependencies(&PACKAGES, dir)?;
+    let packages = [&PACKAGES, more].concat();
+    Apt::open(cache, arch, &[release])?.unpack_with_dependencies(&packages, dir)?;
     // Normally the packages' scripts make these files.
     for file in ["passwd", "group"] {
         let master = dir.join(format!("usr/share/base-passwd/{file}.master"));
