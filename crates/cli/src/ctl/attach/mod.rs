@@ -182,7 +182,7 @@ impl Job<'_> {
         if treated.report.huge_bytes > 0 {
             let split = thp::pages().and_then(host_pages::are_split);
             treated.report.host_splits = split;
-            if split == Some(true) && !options.common.quiet {
+            if split == Some(true) && treated.changed_it() && !options.common.quiet {
                 warn_of_host(&locked);
             }
         }
