@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{Advice, MemfdFlags, memfd_create};
 use tiexec_core::addr::{Pages, mib};
 use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
@@ -14,15 +14,16 @@ use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::rebase::MAX_ALIGNMENT;
 use tiexec_engine::settings::{CONFIG_FILE, config_file};
 use tiexec_engine::switched_off::FILE as SWITCHED_OFF;
+use tiexec_remap::pagecache::{self, Prepared};
 use tiexec_remap::store::directory::Directory;
-use tiexec_remap::{headroom, host_pages, pagecache};
+use tiexec_remap::{headroom, host_pages};
 use tiexec_sys::jump_timing;
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::seccomp_trial::mm_map_size;
 use tiexec_sys::split_pages::{HostPages, StepTimes};
 use tiexec_sys::{Errno, SysError, areas, hugetlb, process, ptrace, thp};
-use tiexec_tracee::handshake;
+use tiexec_tracee::{Failure, handshake};
 
 use super::super::limit;
 use super::super::permission::Rights;
@@ -53,6 +54,7 @@ pub(super) fn examine() -> Vec<Finding> {
     ));
     findings.push(thp_settings());
     findings.push(page_cache(pages));
+    findings.push(khugepaged(pages));
     findings.push(rebase(pages));
     findings.push(image(pages));
     findings.push(store());
@@ -157,10 +159,31 @@ fn thp_settings() -> Finding {
     Finding::new(Level::Ok, "thp", format_args!("{settings}; images need neither"))
 }
 
+/// `f_type` of a tmpfs, as in `linux/magic.h`.
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 /// The largest huge page, in bytes, that is written to a disk only as a test.
 const LARGEST_TRY: u64 = 32 << 20;
 
-/// Writes a file of one huge page into the directory for temporary files, and collapses its page cache.
+/// Writes a file of one huge page into the directory for temporary files, and brings it into huge pages of the page cache. If
+/// `small`, the file is cached in base pages before, which the kernel must collapse.
+fn bring(pages: Pages, small: bool) -> std::io::Result<Result<Prepared, Failure>> {
+    let written = tempfile::tempfile_in(std::env::temp_dir())?;
+    std::io::copy(&mut std::io::repeat(0).take(pages.pmd.bytes()), &mut &written)?;
+    written.sync_all()?;
+    let _stays = rustix::fs::fadvise(&written, 0, None, Advice::DontNeed);
+    // The kernel collapses only files that nobody has open for writing.
+    let file = File::open(format!("/proc/self/fd/{}", written.as_raw_fd()))?;
+    drop(written);
+    if small {
+        rustix::fs::fadvise(&file, 0, None, Advice::Random)?;
+        let mut page = vec![0; usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX)];
+        while (&file).read(&mut page)? > 0 {}
+    }
+    let patience = Instant::now() + Duration::from_secs(10);
+    let whole = 0..pages.pmd.bytes();
+    Ok(pagecache::prepare(&file, &[whole], pages, patience))
+}
+
 fn page_cache(pages: Pages) -> Finding {
     let place = std::env::temp_dir();
     let shown = place.shown();
@@ -168,19 +191,7 @@ fn page_cache(pages: Pages) -> Finding {
         let finding = "not tried: the huge page is too large for text";
         return Finding::new(Level::No, "pagecache", finding);
     }
-    let attempt = || -> std::io::Result<_> {
-        let written = tempfile::tempfile_in(&place)?;
-        std::io::copy(&mut std::io::repeat(0).take(pages.pmd.bytes()), &mut &written)?;
-        written.sync_all()?;
-        let _stays = rustix::fs::fadvise(&written, 0, None, rustix::fs::Advice::DontNeed);
-        // The kernel collapses only files that nobody has open for writing.
-        let file = File::open(format!("/proc/self/fd/{}", written.as_raw_fd()))?;
-        drop(written);
-        let patience = Instant::now() + Duration::from_secs(10);
-        let whole = 0..pages.pmd.bytes();
-        Ok(pagecache::prepare(&file, &[whole], pages, patience))
-    };
-    match attempt() {
+    match bring(pages, false) {
         Ok(Ok(prepared)) if !prepared.huge.is_empty() => {
             let finding = format_args!("a file in {shown} gets huge pages of the page cache");
             Finding::new(Level::Ok, "pagecache", finding)
@@ -197,6 +208,30 @@ fn page_cache(pages: Pages) -> Finding {
             format_args!("not tried: no file can be written in {shown}: {error}"),
         ),
     }
+}
+
+/// Makes the finding whether the kernel makes text huge by itself. Where it collapses the page cache of a file for TiExec, it
+/// also does so in khugepaged.
+fn khugepaged(pages: Pages) -> Finding {
+    let place = std::env::temp_dir();
+    // A tmpfs has a setting of its own, and MADV_COLLAPSE ignores that.
+    let is_tmpfs = rustix::fs::statfs(&place).is_ok_and(|system| system.f_type == TMPFS_MAGIC);
+    let collapses = pages.pmd.bytes() <= LARGEST_TRY
+        && !is_tmpfs
+        && matches!(bring(pages, true), Ok(Ok(prepared)) if !prepared.huge.is_empty());
+    if !collapses {
+        let finding = format_args!("the kernel makes no cached text in {} huge", place.shown());
+        return Finding::new(Level::No, "khugepaged", finding);
+    }
+    let whose = match thp::knob("enabled").as_deref() {
+        Some("always") => "in time, the kernel by itself makes cached text in",
+        Some("madvise") => {
+            "where a program asks for it (glibc.elf.thp=1), the kernel by itself makes cached text in"
+        }
+        _ => return Finding::new(Level::No, "khugepaged", "off (enabled=never)"),
+    };
+    let finding = format_args!("{whose} {} huge, at suitable addresses", place.shown());
+    Finding::new(Level::Ok, "khugepaged", finding)
 }
 
 /// Makes the finding whether a program can be moved to an address where the page cache's huge pages fit.
