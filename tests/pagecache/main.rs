@@ -1,5 +1,6 @@
 //! Huge pages of the page cache: how files get into them, and which processes share them.
 
+mod by_itself;
 mod cold;
 mod collapse;
 mod evicted;
