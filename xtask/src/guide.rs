@@ -139,6 +139,11 @@ mod tests {
     }
 
     #[test]
+    fn what_the_kernel_does_is_what_was_measured() {
+        check("bench/kernel", &["page", "--check"]);
+    }
+
+    #[test]
     fn every_reason_is_in_both() {
         let (page, manual) = (text(), manual(true) + &manual(false));
         for reason in Reason::all() {
