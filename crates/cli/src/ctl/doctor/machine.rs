@@ -474,7 +474,7 @@ fn host(pages: Pages) -> Finding {
     let split = |what: &str| {
         let finding = format_args!("{figures}: {what}; huge text gains little here, and can lose");
         Finding::new(Level::Warn, "host", finding)
-            .fix("move to a host that maps its guests by huge pages; or ask tiexecctl canary")
+            .fix("move to a host that maps its guests by huge pages; or measure by tiexecctl canary")
     };
     match timings.verdict() {
         HostPages::Whole => {
@@ -488,7 +488,7 @@ fn host(pages: Pages) -> Finding {
             let finding = format_args!(
                 "{figures}: the host may split the huge pages that hold code, where huge text gains little"
             );
-            Finding::new(Level::No, "host", finding).fix("ask tiexecctl canary")
+            Finding::new(Level::No, "host", finding).fix("measure by tiexecctl canary")
         }
         HostPages::Unclear => {
             let finding =
