@@ -72,7 +72,8 @@ fn start_held(systemd: &Systemd) -> String {
         std::fs::create_dir_all(program.parent().expect("a file")).expect("a directory");
         support::install(&app(), &program, 0o755);
         systemd.run(["mkfifo", "/srv/line"]).assert_code(0);
-        let start = "/bin/sh -c 'exec tiexec --deadline=2m --backing=image /opt/app/hold 42 <>/srv/line'";
+        let start =
+            "/bin/sh -c 'exec tiexec --deadline=2m --backing=image /opt/app/hold 42 <>/srv/line'";
         let unit = format!("[Service]\nExecStart={start}\nStandardOutput=file:/srv/said\n");
         write(systemd, &format!("{UNITS}/{HELD}"), &unit);
         systemd.systemctl(["daemon-reload"]).assert_code(0);

@@ -1,4 +1,4 @@
-//! On kernels that collapse files of any file system (`READ_ONLY_THP_FOR_FS`), text that is cached in small folios becomes huge in its
+//! On kernels that collapse cached files (with `READ_ONLY_THP_FOR_FS`, or from 7.2 on), text that is cached in small folios becomes huge in its
 //! place: at a launch, in a running program, and by `tiexecctl warm`.
 
 use support::attaching::{ctl, ok};

@@ -75,7 +75,7 @@ impl Prepared {
 
     /// Has the kernel map text that is in huge folios by whole PMD entries from outside, where the kernel can
     /// (`MADV_COLLAPSE` on files: of tmpfs; of every file system with `READ_ONLY_THP_FOR_FS`, which kernels up to 7.1 may
-    /// have). No thread need stop for such text.
+    /// have; of file systems with large folios from 7.2 on). No thread need stop for such text.
     pub(super) fn touch_from_outside(&mut self, order: &AttachOrder<'_>) {
         if self.touched.is_empty() || thp_is_off(&order.target.process) {
             return;

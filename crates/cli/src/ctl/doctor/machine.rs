@@ -473,8 +473,9 @@ fn host(pages: Pages) -> Finding {
     let figures = figures.join("; ");
     let split = |what: &str| {
         let finding = format_args!("{figures}: {what}; huge text gains little here, and can lose");
-        Finding::new(Level::Warn, "host", finding)
-            .fix("move to a host that maps its guests by huge pages; or measure by tiexecctl canary")
+        Finding::new(Level::Warn, "host", finding).fix(
+            "move to a host that maps its guests by huge pages; or measure by tiexecctl canary",
+        )
     };
     match timings.verdict() {
         HostPages::Whole => {
