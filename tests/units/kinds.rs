@@ -290,7 +290,10 @@ fn a_slow_stop() {
     let list = systemd.path(&format!("/sys/fs/cgroup/systemd{name}/cgroup.procs"));
     let processes = || std::fs::read_to_string(&list).unwrap_or_default();
     for pid in processes().lines() {
-        std::fs::write(group.join("cgroup.procs"), pid).expect("it is moved");
+        let moved = std::fs::write(group.join("cgroup.procs"), pid);
+        // A process that TiExec has started for a moment may have ended since.
+        let has_ended = |error: &std::io::Error| error.raw_os_error() == Some(libc::ESRCH);
+        assert!(moved.is_ok() || moved.as_ref().is_err_and(has_ended), "{moved:?}");
     }
     std::fs::write(&switch, freeze).expect("it freezes");
     eventually("it is frozen", || {
