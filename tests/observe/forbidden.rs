@@ -32,7 +32,7 @@ fn root_without_the_capability_is_not_told_to_become_root() {
     assert!(done.out().contains("an attach is forbidden: "), "{done}");
     assert!(done.out().contains(" MiB more could be; fix: start it as `tiexec "), "{done}");
     let machine = Run::new(tiexecctl(), ["doctor"]).plain().behind(WITHOUT_PTRACE).output();
-    assert!(machine.out().contains("attach     CAP_SYS_PTRACE is missing: "), "{machine}");
+    assert!(machine.out().contains("attach      CAP_SYS_PTRACE is missing: "), "{machine}");
     held.finish().assert_code(7);
 }
 

@@ -55,7 +55,7 @@ fn address_space() {
     let output = under("-v 20000", &["doctor"]);
     let said = said(&output);
     assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
-    assert!(said.contains(" gain       not measured: "), "{said}");
+    assert!(said.contains(" gain        not measured: "), "{said}");
     assert!(said.contains("cannot allocate memory (ENOMEM)"), "{said}");
 }
 
