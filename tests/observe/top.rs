@@ -344,7 +344,10 @@ fn says_what_helps_without_a_terminal() {
     let done = ctl(["top"]);
     done.assert_code(2);
     let err = done.err();
-    assert!(err.contains("is not a terminal; fix: tiexecctl status") && done.stdout.is_empty(), "{done}");
+    assert!(
+        err.contains("is not a terminal; fix: tiexecctl status") && done.stdout.is_empty(),
+        "{done}"
+    );
     for delay in ["0", "soon", "-1", "inf", "NaN"] {
         ctl(["top", "--delay", delay]).assert_code(2);
     }
