@@ -106,7 +106,7 @@ fn keep_verdict(systemd: &Systemd, build: &str) {
 }
 
 /// One version goes on with what the other has made, in both directions: programs that run from an image of the store,
-/// images, verdicts, rules and settings. `cargo xtask upgrade-test` runs this test with the packages of an earlier commit.
+/// images, verdicts, rules and settings. `make upgrade-test` runs this test with the packages of an earlier commit.
 #[test]
 fn one_version_goes_on_with_what_the_other_has_made() {
     require!(can(), "{NEEDS}; {}, nginx", systemd::NEEDS);

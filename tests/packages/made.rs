@@ -99,7 +99,7 @@ pub(crate) fn assert_lintian_finds_only(tags: &[&str], packages: &[&str]) {
     let done = tool(&[&all[..], packages].concat());
     let said = String::from_utf8_lossy(&done.stdout);
     assert!(done.status.success(), "{said}{}", String::from_utf8_lossy(&done.stderr));
-    // A line is `I: PACKAGE: TAG …`. What lintian takes for a word that is spelt wrong is machine code.
+    // A line is `I: PACKAGE: TAG …`. lintian takes some machine code for misspelt words.
     let allowed = |line: &&str| {
         let tag = line.split(' ').nth(2).unwrap_or_default();
         line.starts_with("N: ") || tag == "spelling-error-in-binary" || tags.contains(&tag)

@@ -53,7 +53,7 @@ fn packages() -> Option<&'static Packages> {
             library::lay_out(&programs.join("lib"));
             VERSIONS.iter().for_each(|version| make(version, place));
         });
-        // `cargo xtask upgrade-test` names packages that were made from an earlier commit.
+        // `make upgrade-test` names packages that were made from an earlier commit.
         let earlier = std::env::var_os("TIEXEC_TEST_OLDER").map(PathBuf::from);
         let older = made(VERSIONS[0], earlier.as_deref().unwrap_or(&place));
         let newer = made(VERSIONS[1], &place);

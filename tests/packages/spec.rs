@@ -7,7 +7,7 @@ use support::{installed, require};
 
 use crate::{NEEDS, library, packages};
 
-/// What the macros of Fedora stand for that Debian's rpm does not know.
+/// Macros of Fedora that Debian's rpm lacks, and their values.
 const MACROS: [(&str, &str); 7] = [
     ("_libdir", "/usr/lib64"),
     ("_presetdir", "/usr/lib/systemd/system-preset"),

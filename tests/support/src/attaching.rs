@@ -20,10 +20,8 @@ pub const FAULT_POINTS: [&str; 4] =
 /// Runs `tiexecctl` with these arguments.
 pub fn ctl<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Done {
     let args: Vec<OsString> = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
-    if args
-        .first()
-        .is_some_and(|command| ["advise", "report", "scan"].iter().any(|it| command == it))
-    {
+    let samples = |command: &OsString| ["advise", "report", "scan"].iter().any(|it| command == it);
+    if args.first().is_some_and(samples) {
         share_miss_times();
     }
     ctl_behind(&[], args)
@@ -39,15 +37,11 @@ fn share_miss_times() {
             return;
         }
         super::store::own_run();
-        let copy = |from: &Path, to: &Path| {
-            let copied = Command::new("cp").arg("-a").arg(from).arg(to).status();
-            assert!(copied.expect("cp").success(), "cp {}", from.display());
-        };
+        let copy = |from: &Path, to: &Path| super::warm::run("cp", &[Path::new("-a"), from, to]);
         let record = super::once("miss-times", |place| {
             let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
-            let advise = [super::tiexecctl().as_os_str(), "advise".as_ref(), "--".as_ref()];
-            let measured =
-                Command::new(advise[0]).args(&advise[1..]).args(["sh", "-c", busy]).output();
+            let mut advise = Command::new(super::tiexecctl());
+            let measured = advise.args(["advise", "--", "sh", "-c", busy]).output();
             // A machine where nobody can sample has no record.
             if measured.is_ok() && Path::new(MACHINE).exists() {
                 copy(Path::new(MACHINE), place);

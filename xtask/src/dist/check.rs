@@ -68,7 +68,7 @@ fn is_whole(root: &Path, programs: &[PathBuf], arch: Arch) -> Result<()> {
 /// Installs the package into a fresh root from debootstrap.
 fn debian_here(package: &Path) -> Result<()> {
     need("lintian", "lintian")?;
-    // What lintian takes for a word that is spelt wrong is machine code.
+    // lintian takes some machine code for misspelt words.
     let all = ["--display-info", "--pedantic", "--suppress-tags=spelling-error-in-binary"];
     let mut lintian = Command::new("lintian");
     lintian.args(["--allow-root", "--fail-on=error,warning,info,pedantic"]).args(all);

@@ -2,7 +2,7 @@
 //!
 //! A store is trusted if no other user can have replaced its directory (`crate::trusted_directory`).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags, Stat, StatVfsMountFlags};
@@ -170,11 +170,15 @@ fn stands_for_others(user: u32) -> bool {
     is_it && !read("/proc/self/uid_map").split_ascii_whitespace().eq(all)
 }
 
+/// Returns whether the file or directory lies on a tmpfs.
+pub fn is_on_tmpfs(fd: impl AsFd) -> bool {
+    rustix::fs::fstatfs(fd).is_ok_and(|fs| u32::try_from(fs.f_type) == Ok(TMPFS))
+}
+
 /// Returns whether the directory lies on a tmpfs that allows execution.
 fn holds_images(fd: &OwnedFd) -> bool {
-    let tmpfs = rustix::fs::fstatfs(fd).is_ok_and(|fs| u32::try_from(fs.f_type) == Ok(TMPFS));
     let flags = rustix::fs::fstatvfs(fd).map(|fs| fs.f_flag);
-    tmpfs && flags.is_ok_and(|flags| !flags.contains(StatVfsMountFlags::NOEXEC))
+    is_on_tmpfs(fd) && flags.is_ok_and(|flags| !flags.contains(StatVfsMountFlags::NOEXEC))
 }
 
 fn refused(distrust: Distrust) -> Failure {

@@ -17,7 +17,7 @@ use super::{Figure, Measured, Rounds, Subject, Workload};
 use crate::ctl::alternate::{Arm, must_be_as_switched, must_be_plain};
 use crate::ctl::{attach, command_line_apart, failed, has_text};
 use crate::exit;
-use crate::options::{Attach, Bench, Common, Ctl, CtlCommand, Revert, Targets};
+use crate::options::{Attach, Bench, Common, Ctl, CtlCommand, Revert};
 use crate::stdio::{self, warn};
 
 /// The default length of a slice with a counter.
@@ -124,9 +124,11 @@ impl Slices<'_> {
             return Ok(());
         }
         self.switched = true;
-        let Attach { targets, common, .. } = self.attach.clone();
         let status = match arm {
-            Arm::Plain => attach::run_revert(&Revert { targets, common, ..Revert::default() }),
+            Arm::Plain => {
+                let Attach { targets, common, .. } = self.attach.clone();
+                attach::run_revert(&Revert { targets, common, ..Revert::default() })
+            }
             Arm::Tiexec => attach::run(&self.attach),
         };
         if status == exit::OK { Ok(()) } else { Err(status) }
@@ -214,8 +216,7 @@ fn attach_of(options: &Bench, pid: Pid) -> Result<Attach, u8> {
     // Huge page cache would stay after a revert, so the bench uses copies.
     let copies = (!attach.settings.say("backing")).then(|| ("backing", Some("image".to_owned())));
     Ok(Attach {
-        targets: Targets { pids: vec![pid], ..Targets::default() },
-        settings: attach.settings.clone().and(copies),
+        settings: attach.settings.and(copies),
         common: Common { quiet: true, temporary: true, ..Common::default() },
         ..attach
     })

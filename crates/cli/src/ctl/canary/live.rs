@@ -23,14 +23,6 @@ use super::{End, attach};
 use crate::exit;
 use crate::stdio::warn;
 
-/// Returns the arm in words.
-pub(super) const fn text_of(arm: Arm) -> &'static str {
-    match arm {
-        Arm::Plain => "base pages",
-        Arm::Tiexec => "copies",
-    }
-}
-
 /// Most scans for new processes in one switch.
 const LOOKS: usize = 3;
 

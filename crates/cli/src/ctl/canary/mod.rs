@@ -31,7 +31,7 @@ use tiexec_sys::interrupt;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::clock;
 
-use self::live::{Live, text_of};
+use self::live::Live;
 use self::selection::Selection;
 use self::source::{Counter, Guard, Refusal, Server};
 use super::alternate::Arm;
@@ -923,6 +923,14 @@ struct Reading {
     count: f64,
     used: Duration,
     at: Instant,
+}
+
+/// Returns the arm in words.
+const fn text_of(arm: Arm) -> &'static str {
+    match arm {
+        Arm::Plain => "base pages",
+        Arm::Tiexec => "copies",
+    }
 }
 
 /// Tosses an unpredictable coin.

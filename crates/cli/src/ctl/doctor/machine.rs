@@ -15,7 +15,7 @@ use tiexec_core::rebase::MAX_ALIGNMENT;
 use tiexec_engine::settings::{CONFIG_FILE, config_file};
 use tiexec_engine::switched_off::FILE as SWITCHED_OFF;
 use tiexec_remap::pagecache::{self, Prepared};
-use tiexec_remap::store::directory::Directory;
+use tiexec_remap::store::directory::{Directory, is_on_tmpfs};
 use tiexec_remap::{headroom, host_pages};
 use tiexec_sys::jump_timing;
 use tiexec_sys::memory::FillMapping;
@@ -159,8 +159,6 @@ fn thp_settings() -> Finding {
     Finding::new(Level::Ok, "thp", format_args!("{settings}; images need neither"))
 }
 
-/// `f_type` of a tmpfs, as in `linux/magic.h`.
-const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 /// The largest huge page, in bytes, that is written to a disk only as a test.
 const LARGEST_TRY: u64 = 32 << 20;
 
@@ -215,7 +213,7 @@ fn page_cache(pages: Pages) -> Finding {
 fn khugepaged(pages: Pages) -> Finding {
     let place = std::env::temp_dir();
     // A tmpfs has a setting of its own, and MADV_COLLAPSE ignores that.
-    let is_tmpfs = rustix::fs::statfs(&place).is_ok_and(|system| system.f_type == TMPFS_MAGIC);
+    let is_tmpfs = File::open(&place).is_ok_and(is_on_tmpfs);
     let collapses = pages.pmd.bytes() <= LARGEST_TRY
         && !is_tmpfs
         && matches!(bring(pages, true), Ok(Ok(prepared)) if !prepared.huge.is_empty());
