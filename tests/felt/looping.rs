@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use support::attaching::{attach_run, revert_run};
+use support::attaching::{attach_run, json, revert_run};
 use support::child::Done;
 use support::extent::is_whole;
 use support::{Held, Kind, Run, program};
@@ -54,10 +54,12 @@ pub(crate) struct Looping {
     _dir: tempfile::TempDir,
 }
 
-/// How often TiExec did its work, and how often it found no thread to stop.
+/// How often TiExec did its work, how often it said that the program may have seen an interruption, and how often it found no
+/// thread to stop.
 #[derive(Default, Debug)]
 pub(crate) struct Turns {
     done: usize,
+    told: usize,
     declined: usize,
 }
 
@@ -116,10 +118,16 @@ impl Looping {
     pub(crate) fn did(&mut self, done: &Done) {
         if done.status.code() == Some(0) {
             self.turns.done += 1;
+            self.turns.told += usize::from(interrupted(done));
         } else {
             assert!(done.err().contains("no_thread"), "{}: {done}", self.row);
             self.turns.declined += 1;
         }
+    }
+
+    /// How often TiExec said that the program may have seen an interruption.
+    pub(crate) fn told(&self) -> usize {
+        self.turns.told
     }
 
     /// Ends the program. Panics if it has seen more than `allowed` interruptions that it would not have seen without
@@ -146,6 +154,13 @@ impl Looping {
         let felt = saw.of("short") + saw.of("eintr") + saw.of("other");
         assert!(felt <= allowed, "{felt} interruptions were felt: {shown}");
     }
+}
+
+/// Returns whether TiExec says that a thread may have seen an interruption.
+fn interrupted(done: &Done) -> bool {
+    let object = json(done);
+    let [attach, revert] = [&object["attach"]["interrupted"], &object["interrupted"]];
+    attach.as_bool().or(revert.as_bool()).unwrap_or(false)
 }
 
 /// The figures of the program's last line.

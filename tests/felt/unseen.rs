@@ -35,6 +35,16 @@ macro_rules! rows {
 rows!(write writev write_small write_nonblock write_gone send send_tcp send_scm send_dontwait getrandom urandom zero);
 rows!(recv recv_block read epoll_wait epoll_pwait poll semtimedop sigtimedwait futex nanosleep accept_timeout);
 
+/// A send that waits for a limited time is not completed. TiExec says so.
+#[test]
+fn what_is_not_completed_is_reported() {
+    require!(is_root(), "not root");
+    let mut looping = Looping::behind(&WITHOUT_ADMIN, "send_timeout", Signals::No);
+    looping.turns(support::rounds(6));
+    let told = looping.told();
+    looping.end(told);
+}
+
 /// Another thread puts another file in the descriptor's place. The rest of the transfer must not go there, so the thread goes home
 /// with a count that is short and true.
 #[test]

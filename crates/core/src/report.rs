@@ -77,7 +77,7 @@ pub struct Cost {
     pub rebased: Option<bool>,
     /// Why something was done in a worse way than could be.
     pub setback: Option<String>,
-    /// Whether the thread that an attach stopped saw that a system call of its own was interrupted.
+    /// Whether the thread that an attach stopped may have seen that a system call of its own was interrupted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interrupted: Option<bool>,
     /// The parts that were planned to be huge.

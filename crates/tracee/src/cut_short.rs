@@ -17,8 +17,8 @@ use crate::interrupted::HasTimeout;
 /// A transfer of which a part was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CutShort {
-    /// How the rest is transferred.
-    pub(crate) by: By,
+    /// How the rest is transferred. `None` if it is not: then the program sees the short count.
+    pub(crate) by: Option<By>,
     /// The descriptor; not used by getrandom(2).
     pub(crate) fd: u64,
     /// The program's buffer.
@@ -113,18 +113,18 @@ pub fn cut_short(
             let by = writes_to(process, args[0], args[2], has_timeout)?;
             (by, args[0], (buffer, buffer.len(memory)?))
         }
-        c::SYS_getrandom => (By::GetRandom(args[2]), 0, (Buffer::At(args[0]), args[1])),
-        c::SYS_read if is_endless(process, args[0]) => (By::Read, args[0], whole),
+        c::SYS_getrandom => (Some(By::GetRandom(args[2])), 0, (Buffer::At(args[0]), args[1])),
+        c::SYS_read if is_endless(process, args[0]) => (Some(By::Read), args[0], whole),
         _ => return None,
     };
     let cut = CutShort { by, fd, buffer, done, wanted };
     (done < wanted && !has_deliverable(now)).then_some(cut)
 }
 
-impl CutShort {
+impl By {
     /// Returns whether the thread must wait for room before each slice.
-    pub(crate) const fn waits(&self) -> bool {
-        matches!(self.by, By::Write | By::Send(_))
+    pub(crate) const fn waits(self) -> bool {
+        matches!(self, Self::Write | Self::Send(_))
     }
 }
 
@@ -137,8 +137,14 @@ pub(crate) fn has_deliverable(now: &Status) -> bool {
 }
 
 /// Returns how the rest of a write to a descriptor is made: to a pipe or a stream socket, where a write waits until all is
-/// written.
-fn writes_to(process: &ProcDir, fd: u64, flags: u64, has_timeout: HasTimeout<'_>) -> Option<By> {
+/// written. `Some(None)` if it waits for a limited time. Then the rest is not made: a slice could wait for another such
+/// time, and transfer less than the home frame says.
+fn writes_to(
+    process: &ProcDir,
+    fd: u64,
+    flags: u64,
+    has_timeout: HasTimeout<'_>,
+) -> Option<Option<By>> {
     const KEPT: i32 =
         c::MSG_NOSIGNAL | c::MSG_MORE | c::MSG_EOR | c::MSG_DONTROUTE | c::MSG_CONFIRM;
     let fd = i32::try_from(fd as u32).ok()?;
@@ -150,9 +156,10 @@ fn writes_to(process: &ProcDir, fd: u64, flags: u64, has_timeout: HasTimeout<'_>
     if link.starts_with(b"socket:[") {
         // The other flags have a meaning that a second call would not continue.
         let known = flags & !KEPT.unsigned_abs() == 0;
-        return (known && !has_timeout(fd, Direction::Send)).then_some(By::Send(flags.into()));
+        let by = Some(By::Send(flags.into())).filter(|_| !has_timeout(fd, Direction::Send));
+        return known.then_some(by);
     }
-    (process.file_type(&format!("fd/{fd}")) == Ok(FileType::Fifo)).then_some(By::Write)
+    (process.file_type(&format!("fd/{fd}")) == Ok(FileType::Fifo)).then_some(Some(By::Write))
 }
 
 /// Returns the buffer of the `struct msghdr` at this address.

@@ -26,7 +26,7 @@ pub struct Stopped {
     pub(crate) untouched: Registers,
     /// The effect of the stop on the system call that the thread was in.
     pub interruption: Interruption,
-    /// True if the program will notice that its system call was interrupted.
+    /// True if the program may notice that its system call was interrupted.
     pub shown: bool,
     /// The number of the thread's system call, if the kernel makes it again for TiExec and its timeout begins again.
     pub waits_again: Option<i64>,

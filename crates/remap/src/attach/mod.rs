@@ -145,7 +145,7 @@ pub struct StopCost {
     pub lasted: Duration,
     /// Counters of the calls that it made for TiExec.
     pub counts: Counts,
-    /// True if the thread saw that a system call was interrupted.
+    /// True if the thread may have seen that a system call was interrupted.
     pub shown: bool,
 }
 

@@ -37,6 +37,7 @@ const POLLHUP: i16 = 16;
 
 impl Session {
     /// Completes a transfer, at the latest until `deadline`. The thread then goes home with what was transferred in all.
+    /// Notes in `stopped` whether the program sees a short count.
     ///
     /// # Errors
     /// The tracee is gone.
@@ -47,8 +48,9 @@ impl Session {
         cut: &CutShort,
         deadline: Instant,
     ) -> Result<(), TraceError> {
-        // Nothing is sent from a process that somebody has stopped.
         stopped.shown = true;
+        let Some(by) = cut.by else { return Ok(()) };
+        // Nothing is sent from a process that somebody has stopped.
         if stopped.group_stopped || !remote::COMPLETING.iter().all(|call| self.may(call)) {
             return Ok(());
         }
@@ -63,14 +65,14 @@ impl Session {
             if has_deliverable(&now) || process.link(&link) != file {
                 break;
             }
-            if cut.waits() && !self.has_room(cut.fd)? {
+            if by.waits() && !self.has_room(cut.fd)? {
                 continue;
             }
             let memory = self.memory.clone();
             let len = SLICE.min(cut.wanted - done);
             let Some((at, len)) = cut.buffer.part(&memory, done, len) else { break };
             self.return_home(stopped, done + len);
-            let transferred = self.make_within(slice(cut, at, len).call, FOR_A_SLICE)?;
+            let transferred = self.make_within(slice(by, cut.fd, at, len).call, FOR_A_SLICE)?;
             // An error belongs to the next call of the program: a pipe without a reader, for example.
             let ended = matches!(transferred, Err(errno) if errno != INTERRUPTED);
             done += transferred.unwrap_or(0);
@@ -111,11 +113,11 @@ impl Session {
 }
 
 /// Returns the call that transfers one slice.
-fn slice(cut: &CutShort, at: u64, len: u64) -> SystemCall {
-    match cut.by {
-        By::Write => remote::write(cut.fd, at, len),
-        By::Send(flags) => remote::send(cut.fd, at, len, flags),
+fn slice(by: By, fd: u64, at: u64, len: u64) -> SystemCall {
+    match by {
+        By::Write => remote::write(fd, at, len),
+        By::Send(flags) => remote::send(fd, at, len, flags),
         By::GetRandom(flags) => remote::getrandom(at, len, flags),
-        By::Read => remote::read(cut.fd, at, len),
+        By::Read => remote::read(fd, at, len),
     }
 }

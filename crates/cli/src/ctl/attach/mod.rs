@@ -580,6 +580,7 @@ fn revert_one(
             "reason": failure.as_ref().map(|failure| failure.reason),
             "detail": failure.as_ref().map(|failure| &failure.detail),
             "stop_us": stop.map(|stop| stop.lasted.as_micros() as u64),
+            "interrupted": stop.map(|stop| stop.shown),
         });
         escape::json(&json)
     };
