@@ -42,6 +42,20 @@ fn check(ret: i64) -> std::io::Result<()> {
     if ret == -1 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Blocks and ignores no signal. Whoever started the tests may do so: nohup(1) ignores SIGHUP, perf blocks SIGWINCH.
+fn usual_signals() {
+    for signal in 1..=libc::SIGRTMAX() {
+        // SAFETY: the call is async-signal-safe. It fails for the signals that nobody can change.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+    }
+    // SAFETY: an all-zero set is a valid object for sigemptyset to overwrite.
+    let mut none = unsafe { std::mem::zeroed() };
+    // SAFETY: the set lives through both calls.
+    unsafe { libc::sigemptyset(&raw mut none) };
+    // SAFETY: as above.
+    unsafe { libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut()) };
+}
+
 impl Prep {
     fn apply(self) -> std::io::Result<()> {
         #[allow(
@@ -299,8 +313,12 @@ impl Run {
             command.process_group(0);
         }
         let preps = self.preps.clone();
+        let prepare = move || {
+            usual_signals();
+            preps.iter().try_for_each(|prep| prep.apply())
+        };
         // SAFETY: the closure makes async-signal-safe calls only and allocates nothing.
-        unsafe { command.pre_exec(move || preps.iter().try_for_each(|p| p.apply())) };
+        unsafe { command.pre_exec(prepare) };
         command
     }
 
