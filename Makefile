@@ -58,30 +58,29 @@ demo:
 	$(MAKE) --no-print-directory programs
 	scripts/demo --bin $(DIST)
 
-# One test of each kind with an older kernel, and the tests of settings that a whole machine would feel: these run nowhere else.
-SMOKE_TESTS := launch::becomes_exit::exit_codes attach::manual::attach_makes_text_huge attach::limits::no_overcommit \
+# An attach and launches with an older kernel, and the tests of settings that a whole machine would feel: these run nowhere else.
+SMOKE_TESTS := attach::manual::attach_makes_text_huge attach::limits::no_overcommit \
 	fail_open::hardened::thp_never fail_open::hardened::yama fail_open::resources::shmem_deny fail_open::resources::strict_overcommit \
 	fail_open::resources::thp_never hostile::targets::one_of_a_cgroup hostile::targets::one_that_a_cgroup_v2 \
 	launch::counted::a_limit_of_the_cgroup
 
-# The guest runs the programs that the tests run, beside the lints. So all are built before: cargo would replace a program that the guest
-# has open. The tests come last: their closing line is the verdict.
+# The guest runs the programs that the tests run, beside the lints and the tests: an emulator and tests that wait share the processors.
+# So all are built before: cargo would replace a program that the guest has open.
 test:
 	scripts/setup test
 	$(CARGO) test --no-run --workspace $(FEATURES)
-	$(MAKE) --no-print-directory --jobs=2 guest lint
-	$(MAKE) --no-print-directory tests
+	$(MAKE) --no-print-directory --jobs=2 guest tests
 
 # Without make's jobserver: make does not pass its descriptors to these.
 ALONE := env -u MAKEFLAGS -u MFLAGS
-lint: CARGO := $(ALONE) nice $(CARGO)
+lint: CARGO := $(ALONE) $(CARGO)
 
 # `cargo xtask` would build xtask once more, with other features.
 guest:
 	$(ALONE) $(CARGO) build --quiet --workspace $(FEATURES) --bin xtask
 	$(ALONE) $(TARGET_DIR)/debug/xtask vm-test --arch x86_64 --kernel 6.1 $(SMOKE_TESTS)
 
-tests:
+tests: lint
 	$(ALONE) scripts/tests
 
 # The long form of the tests at random moments and of those at each place of a fault: TIEXEC_TEST_ROUNDS rounds of the first, and

@@ -216,8 +216,7 @@ impl Guest<'_> {
             Arch::Arm => ("virt", "max,pauth-impdef=on", "ttyAMA0"),
         };
         let cpu = self.cpu.unwrap_or(cpu);
-        let mut qemu = Command::new("nice");
-        qemu.arg("-n10").arg(format!("qemu-system-{}", self.arch));
+        let mut qemu = Command::new(format!("qemu-system-{}", self.arch));
         qemu.args(["-machine", machine, "-cpu", cpu, "-accel", "tcg,thread=multi"]);
         let [all, of_node] = MEMORY;
         qemu.args(["-m", &all.to_string(), "-smp", "2,sockets=2"]);
