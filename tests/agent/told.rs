@@ -8,12 +8,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use support::attaching::{ctl, switched};
+use support::attaching::{Before, assert_untouched, ctl, switched};
 use support::child::eventually;
+use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
+use support::smaps::touch_text;
 use support::tmux::Screen;
-use support::{Run, installed, is_root, pmd_size, require, tiexecd};
+use support::{Fresh, Kind, Run, installed, is_root, pmd_size, program, require, tiexecd};
 
-use crate::{Files, eventually_switched, has_guard, hold, stop};
+use crate::{Files, attach_rule, eventually_switched, has_guard, hold, stop};
 
 const SOCKET: &str = "/run/tiexec/agent.sock";
 
@@ -204,4 +206,31 @@ fn status_and_metrics() {
     for held in [held, user, late] {
         held.finish().assert_code(7);
     }
+}
+
+/// Text that is huge without TiExec stays as it is. The log says that there was nothing to do, and `status` shows the backing.
+#[test]
+fn text_that_is_huge_by_itself() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    require!(huge_folios(), "{}", NO_HUGE_FOLIOS);
+    let copy = Fresh::copy(&program("hold", Kind::DynamicNoPie));
+    let held = hold(copy.path());
+    let pid = held.pid();
+    touch_text(pid);
+    require!(held.coverage().is_full(), "the kernel maps no huge folios of files by PMD entries");
+    let before = Before::of(pid);
+    let files = Files::new();
+    files.write("a.toml", &attach_rule("a", copy.path()));
+    let agent = files.agent();
+    let told = || status_of_machine()["programs"].as_array().cloned().unwrap_or_default();
+    let is_its =
+        |row: &Value| row["exe"] == copy.path().to_string_lossy().as_ref() && row["rule"] == "a";
+    eventually("the agent has looked at it", || told().iter().any(is_its));
+    let shown = told().into_iter().find(is_its).expect("just seen");
+    assert!(shown["backings"]["pagecache"].as_u64() >= Some(pmd_size()), "{shown}");
+    let said = stop(agent);
+    assert!(said.contains(&format!("{pid} (rule a): nothing to do, huge ")), "{said}");
+    assert!(!said.contains("attach done"), "{said}");
+    assert_untouched(pid, &before);
+    held.finish().assert_code(7).assert_silent();
 }

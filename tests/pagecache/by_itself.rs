@@ -1,13 +1,10 @@
 //! Text that the kernel or the dynamic linker makes huge by itself stays as it is: TiExec does nothing, and says so in one line.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-
 use support::attaching::{Before, assert_untouched, ctl, json, ok, switched};
 use support::child::eventually;
 use support::fresh::{assert_file_pmd_mapped, collapses_files};
 use support::machine::{FELT, Machine, is_throwaway};
-use support::smaps::vmas;
+use support::smaps::touch_text;
 use support::{Fresh, Held, Kind, Run, program, require_of_machine};
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
@@ -20,17 +17,6 @@ fn cold() -> Fresh {
 
 fn with_tunable(copy: &Fresh) -> Run {
     Run::new(copy.path(), ["7"]).env("GLIBC_TUNABLES", "glibc.elf.thp=1")
-}
-
-/// Touches all text of the program, as if the program used it: khugepaged only prepares the page cache, and the kernel maps it by
-/// PMD entries at the next use.
-fn touch(held: &Held) {
-    let memory = File::open(format!("/proc/{}/mem", held.pid())).expect("an own child");
-    for vma in vmas(held.pid()).iter().filter(|vma| vma.is_text()) {
-        for at in (vma.start..vma.end).step_by(4096) {
-            let _mapped = memory.read_at(&mut [0], at);
-        }
-    }
 }
 
 /// Panics unless TiExec leaves this program, all of whose text is huge, as it is, and says that there is nothing to do.
@@ -82,7 +68,7 @@ fn by_khugepaged() {
     copy.let_go();
     let held = Run::new(copy.path(), ["7"]).plain().hold();
     eventually("khugepaged has made the text huge", || {
-        touch(&held);
+        touch_text(held.pid());
         held.coverage().is_full()
     });
     assert_left_alone(held, &copy);

@@ -1,6 +1,7 @@
 //! A parser of `/proc/PID/smaps` that is independent of the project's crates.
 
 use std::collections::HashMap;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -82,6 +83,17 @@ pub fn vmas(pid: i32) -> Vec<Vma> {
 pub fn vmas_unless_ended(pid: i32) -> Vec<Vma> {
     let text = std::fs::read(format!("/proc/{pid}/smaps")).unwrap_or_default();
     parse(&String::from_utf8_lossy(&text))
+}
+
+/// Touches all text of a process, as if its program used it: the kernel maps huge folios of the page cache by PMD entries when they
+/// are used.
+pub fn touch_text(pid: i32) {
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).expect("an own child");
+    for vma in vmas(pid).iter().filter(|vma| vma.is_text()) {
+        for at in (vma.start..vma.end).step_by(4096) {
+            let _mapped = memory.read_at(&mut [0], at);
+        }
+    }
 }
 
 /// All mappings of a process, without counters and flags.

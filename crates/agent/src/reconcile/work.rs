@@ -350,6 +350,7 @@ impl Agent<'_> {
             backings,
             copies,
             has_copies,
+            switched,
             stop_us,
             ..
         } = outcome;
@@ -388,9 +389,13 @@ impl Agent<'_> {
         if result == "ok" {
             let mib = |bytes: u64| bytes >> 20;
             let stop = stop_us.map_or(String::new(), |micros| format!(", stopped for {micros} us"));
+            let done = match switched {
+                true => format!("{} done", action.as_str()),
+                // The kernel has made it huge by itself, or another process of the program has had it made.
+                false => "nothing to do".to_owned(),
+            };
             let text = format!(
-                "{what}: {} done, huge {} of {} MiB text{stop}",
-                action.as_str(),
+                "{what}: {done}, huge {} of {} MiB text{stop}",
                 mib(huge_bytes),
                 mib(text_bytes)
             );
