@@ -11,16 +11,13 @@ mod prove;
 mod tell;
 mod work;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
-use std::net::{SocketAddr, TcpListener};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::BorrowedFd;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use sd_notify::NotifyState;
 use tiexec_core::escape::AsShown;
-use tiexec_engine::follow::hand_over;
 use tiexec_engine::identity::Identity;
 use tiexec_engine::pauses::Growing;
 use tiexec_engine::times;
@@ -42,15 +39,15 @@ use crate::pod_watch::{PodWatch, Told};
 use crate::pods::Pods;
 use crate::processes::{Examiner, Process, every};
 use crate::rules::{LAUNCHED, Rule, Rules};
-use crate::speak::{NoSocket, SOCKET, Server, listen, listen_at, listen_for_launches};
 use crate::state::{State, Store, Whose};
-use crate::treat::{FileState, Made};
+use crate::treat::Outcome;
 use crate::verdicts::Verdicts;
 use crate::young::Young;
 
 use self::daily::Daily;
-use self::prove::{Proving, Unproved, Unproven};
-use self::work::Aside;
+use self::prove::Proofs;
+use self::tell::Sockets;
+use self::work::Agenda;
 
 /// The longest time between two scans of all processes.
 pub const EVERY: Duration = Duration::from_secs(60);
@@ -65,10 +62,6 @@ const CANARY: Duration = Duration::from_secs(5);
 const SPACING: Duration = Duration::from_millis(100);
 /// The least time between two scans of all processes.
 const PAUSE: Duration = Duration::from_secs(1);
-/// For how long the agent remembers the programs whose first process it has worked on.
-const REMEMBERED: Duration = Duration::from_secs(3600);
-/// The time for which the agent works on no process of a user, after the work on one of them did not finish.
-const PENALTY: Duration = Duration::from_secs(3600);
 
 /// How much a line of the log matters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -121,6 +114,13 @@ struct Last {
     when: u64,
 }
 
+impl Last {
+    /// Returns whether the work has succeeded again, and as much text is huge as before.
+    fn is_like(&self, outcome: &Outcome) -> bool {
+        self.result == "ok" && outcome.result == "ok" && self.huge_bytes == outcome.huge_bytes
+    }
+}
+
 impl Known {
     fn new(identity: Identity, due: Instant) -> Self {
         Self {
@@ -135,6 +135,15 @@ impl Known {
             last: None,
         }
     }
+}
+
+/// The kernel's reports of new and ended programs.
+struct Feed {
+    events: Events,
+    /// The time of the last read.
+    read_at: Instant,
+    /// True if a buffer may be half full.
+    told: bool,
 }
 
 /// Why the agent acts on a process.
@@ -180,12 +189,7 @@ pub struct Agent<'a> {
     canaries: Option<Canaries>,
     verdicts: Verdicts,
     verdicts_stamp: Option<Stamp>,
-    /// The builds that wait for the agent's own canary.
-    to_prove: VecDeque<Unproved>,
-    /// The agent's own canary, while it runs.
-    proving: Option<Proving>,
-    /// The builds whose canary has no verdict.
-    unproven: Vec<Unproven>,
+    proofs: Proofs,
     /// The time at which the agent last checked whether a canary was killed.
     canary_seen: Option<Instant>,
     /// The time at which the agent last could not revert a process of a killed canary.
@@ -193,11 +197,7 @@ pub struct Agent<'a> {
     machine: Machine,
     /// The reason why the agent starts no work, if a file stops it.
     off: Option<Off>,
-    events: Events,
-    /// The time of the last read of events.
-    read_at: Instant,
-    /// True if a buffer of events may be half full.
-    told: bool,
+    feed: Feed,
     known: HashMap<Pid, Known>,
     /// Processes that began a program, and the time of that report.
     begun: Young,
@@ -205,25 +205,11 @@ pub struct Agent<'a> {
     forked: Forked,
     looked_at_all: Option<Instant>,
     examiner: Examiner,
-    wanted: VecDeque<Wanted>,
-    /// True once the agent has counted the copies that an earlier one made.
-    has_counted: bool,
+    agenda: Agenda,
     guard: Guard,
-    server: Option<Server<UnixListener>>,
-    /// The socket at which launches hand over their programs.
-    launch_server: Option<Server<UnixListener>>,
+    sockets: Sockets,
     launches: Launches,
-    /// The socket at which everybody may ask for the figures.
-    metrics_server: Option<Server<TcpListener>>,
     metrics: Metrics,
-    builds: HashMap<FileState, Made>,
-    /// Programs of which a first process has been switched, and when: whose, and the path that the process shows.
-    first: HashMap<(Option<Whose>, Vec<u8>), Instant>,
-    refused: HashMap<Whose, Instant>,
-    /// The time that the work on the processes of each user has taken. It counts half after each scan.
-    spent: HashMap<Whose, Duration>,
-    /// The work on a user's process.
-    aside: Option<Aside>,
     /// The watch of pods, if a rule asks for pods.
     pod_watch: Option<PodWatch>,
     /// The last message about each of these, so that it is said once.
@@ -262,66 +248,28 @@ impl<'a> Agent<'a> {
             canaries: None,
             verdicts: Verdicts::default(),
             verdicts_stamp: None,
-            to_prove: VecDeque::new(),
-            proving: None,
-            unproven: Vec::new(),
+            proofs: Proofs::default(),
             canary_seen: None,
             reverted_left: None,
             machine,
             off: None,
-            events,
-            read_at: Instant::now(),
-            told: false,
+            feed: Feed { events, read_at: Instant::now(), told: false },
             known: HashMap::new(),
             begun: Young::default(),
             forked: Forked::default(),
             looked_at_all: None,
             examiner: Examiner::default(),
-            wanted: VecDeque::new(),
-            has_counted: false,
+            agenda: Agenda::default(),
             guard,
-            server: None,
-            launch_server: None,
+            sockets: Sockets::default(),
             launches: Launches::new(),
-            metrics_server: None,
             metrics: Metrics::new(),
-            builds: HashMap::new(),
-            first: HashMap::new(),
-            refused: HashMap::new(),
-            spent: HashMap::new(),
-            aside: None,
             pod_watch: None,
             said: HashMap::new(),
         };
         if rustix::process::geteuid().is_root() {
-            match listen() {
-                Ok(listener) => agent.server = Some(Server::new(listener)),
-                Err(NoSocket::Another) => {
-                    return Err(format!(
-                        "cannot start: another tiexecd listens at {SOCKET}; fix: systemctl stop tiexecd, or end it"
-                    ));
-                }
-                Err(NoSocket::Other(why)) => {
-                    agent.say(Level::Warning, &format!("cannot listen at {SOCKET}: {why}"));
-                }
-            }
-            match listen_for_launches() {
-                Ok(listener) => agent.launch_server = Some(Server::new(listener)),
-                Err(why) => {
-                    let text = format!(
-                        "cannot listen at {}: {why}; launches keep a companion instead",
-                        hand_over::SOCKET
-                    );
-                    agent.say(Level::Warning, &text);
-                }
-            }
-            if let Err(error) = cgroup_namespace::enter_that_of_init() {
-                let text = format!(
-                    "cannot see the cgroups of other containers: {error}; the agent makes no copies for them; \
-                     fix: set hostPID, add SYS_PTRACE and SYS_ADMIN"
-                );
-                agent.say(Level::Warning, &text);
-            }
+            agent.listen()?;
+            agent.enter_cgroups();
         }
         // Both use the same directory, so the message below covers both.
         agent.canaries = Canaries::open(state).ok();
@@ -330,46 +278,47 @@ impl<'a> Agent<'a> {
             Err(why) => agent
                 .say(Level::Warning, &format!("cannot keep the quarantine over a restart: {why}")),
         }
-        if let Some(why) = why {
+        agent.say_what_is_missing(why, deaf);
+        Ok(agent)
+    }
+
+    /// Shows the cgroups of other containers as the first process of the machine sees them.
+    fn enter_cgroups(&mut self) {
+        if let Err(error) = cgroup_namespace::enter_that_of_init() {
+            let text = format!(
+                "cannot see the cgroups of other containers: {error}; the agent makes no copies for them; \
+                 fix: set hostPID, add SYS_PTRACE and SYS_ADMIN"
+            );
+            self.say(Level::Warning, &text);
+        }
+    }
+
+    /// Logs what this machine or these rights do not allow. `no_events` and `deaf` say why the kernel reports no new programs, and
+    /// why it does not tell who sends a signal.
+    fn say_what_is_missing(&mut self, no_events: Option<String>, deaf: Option<String>) {
+        if let Some(why) = no_events {
             let text = format!(
                 "cannot learn of new programs from the kernel: {why}; the agent polls /proc instead"
             );
-            agent.say(Level::Warning, &text);
+            self.say(Level::Warning, &text);
         }
-        if let Some(why) = deaf.filter(|_| machine.has_guard) {
+        if let Some(why) = deaf.filter(|_| self.machine.has_guard) {
             let text = format!(
                 "cannot tell who sends a signal, so that any SIGABRT counts as a crash: {why}"
             );
-            agent.say(Level::Warning, &text);
+            self.say(Level::Warning, &text);
         }
-        if !machine.has_guard {
+        if !self.machine.has_guard {
             let text = "cannot attach to anything: this kernel does not tell how a program ends \
                 (PIDFD_GET_INFO); fix: boot Linux 6.15 or later";
-            agent.say(Level::Warning, text);
+            self.say(Level::Warning, text);
         }
-        Ok(agent)
     }
 
     /// Sets the callback that publishes the figures, at most every 15 s, and takes them away when the agent ends.
     #[must_use]
     pub fn publishing(self, publish: Publish<'a>) -> Self {
         Self { publish: Some(publish), ..self }
-    }
-
-    /// Answers `/metrics` at this address also.
-    #[must_use]
-    pub fn answering_at(mut self, address: SocketAddr) -> Self {
-        match listen_at(address) {
-            Ok((listener, address)) => {
-                self.metrics_server = Some(Server::new(listener));
-                self.say(Level::Info, &format!("answers /metrics at {address}"));
-            }
-            Err(why) => {
-                let text = format!("cannot listen at {address}: {why}; fix: --metrics-address");
-                self.say(Level::Warning, &text);
-            }
-        }
-        self
     }
 
     /// Runs until SIGTERM or SIGINT. No signal interrupts the work on a process of the machine; that on a user's process ends.
@@ -393,7 +342,7 @@ impl<'a> Agent<'a> {
             self.read_pods();
             self.see_ends();
             self.answer();
-            let pause = if matches!(self.events, Events::Polled) { POLL } else { EVERY };
+            let pause = if matches!(self.feed.events, Events::Polled) { POLL } else { EVERY };
             if self.looked_at_all.is_none_or(|last| last.elapsed() >= pause) {
                 self.look_at_all();
             }
@@ -429,7 +378,7 @@ impl<'a> Agent<'a> {
             self.off = off;
             if off.is_some() {
                 self.end_canary();
-                if let Some(aside) = self.aside.take() {
+                if let Some(aside) = self.agenda.aside.take() {
                     self.end_aside(aside);
                 }
             }
@@ -483,7 +432,7 @@ impl<'a> Agent<'a> {
         }
         self.say_once("rules", Level::Info, text);
         self.say_once("split", Level::Warning, split);
-        self.wanted.clear();
+        self.agenda.wanted.clear();
         self.decide_anew();
     }
 
@@ -602,8 +551,8 @@ impl<'a> Agent<'a> {
     fn read_events(&mut self) {
         let now = Instant::now();
         self.launches.expire(now);
-        let since = now.duration_since(self.read_at);
-        if since >= TICK || (since >= SPACING && std::mem::take(&mut self.told)) {
+        let since = now.duration_since(self.feed.read_at);
+        if since >= TICK || (since >= SPACING && std::mem::take(&mut self.feed.told)) {
             self.read_news(now);
         }
         let Some(least) = self.least_age() else {
@@ -625,8 +574,8 @@ impl<'a> Agent<'a> {
     }
 
     fn read_news(&mut self, now: Instant) {
-        let news = self.events.read();
-        let before = std::mem::replace(&mut self.read_at, now);
+        let news = self.feed.events.read();
+        let before = std::mem::replace(&mut self.feed.read_at, now);
         self.launches.forget(&news.ended);
         self.guard.forget_executed(&news.execs);
         if self.least_age().is_some() {
@@ -699,10 +648,7 @@ impl<'a> Agent<'a> {
         self.begun.retain(&alive);
         self.forked.begin_anew(&alive);
         self.metrics.note_look(now.elapsed().as_secs_f64());
-        self.first.retain(|_, since| since.elapsed() < REMEMBERED);
-        self.refused.retain(|_, since| since.elapsed() < PENALTY);
-        self.spent.values_mut().for_each(|spent| *spent /= 2);
-        self.spent.retain(|_, spent| !spent.is_zero());
+        self.agenda.forget_old();
     }
 
     /// Decides about the processes that are due.
@@ -761,7 +707,7 @@ impl<'a> Agent<'a> {
                     Some(now + times::settled().saturating_sub(age))
                 };
             }
-            self.wanted.push_back(Wanted { pid, facts, by });
+            self.agenda.wanted.push_back(Wanted { pid, facts, by });
         }
     }
 
@@ -775,31 +721,24 @@ impl<'a> Agent<'a> {
         let next = due.into_iter().chain(old).min();
         let next = next.map_or(EVERY, |next| next.saturating_duration_since(now));
         let idle = least.is_none() && self.guard.is_empty();
-        let longest = if idle && self.aside.is_none() { CANARY } else { TICK };
+        let longest = if idle && self.agenda.aside.is_none() { CANARY } else { TICK };
         let longest = if self.publish.is_some() { longest.min(tell::PUBLISH) } else { longest };
-        let clients = [
-            self.server.as_ref().and_then(Server::patience),
-            self.launch_server.as_ref().and_then(Server::patience),
-            self.metrics_server.as_ref().and_then(Server::patience),
-        ];
-        let next = clients.into_iter().flatten().fold(next, Duration::min);
+        let next = self.sockets.patience().map_or(next, |clients| next.min(clients));
         let time = next.clamp(Duration::from_millis(10), longest);
-        let rest = SPACING.saturating_sub(self.read_at.elapsed()).min(time);
+        let rest = SPACING.saturating_sub(self.feed.read_at.elapsed()).min(time);
         if !idle && !rest.is_zero() && self.waits(Vec::new(), rest) {
             return;
         }
-        let events = if idle { Vec::new() } else { self.events.descriptors() };
-        self.told |= self.waits(events, time - rest);
+        let events = if idle { Vec::new() } else { self.feed.events.descriptors() };
+        self.feed.told |= self.waits(events, time - rest);
     }
 
     /// Waits for at most `time`. Returns whether a signal, input or the end of a process arrived; true also if the wait
     /// failed.
     fn waits<'b>(&'b self, mut input: Vec<BorrowedFd<'b>>, time: Duration) -> bool {
-        input.extend(self.metrics_server.iter().flat_map(Server::descriptors));
-        input.extend(self.server.iter().flat_map(Server::descriptors));
-        input.extend(self.launch_server.iter().flat_map(Server::descriptors));
+        input.extend(self.sockets.descriptors());
         input.extend(self.pod_watch.as_ref().and_then(PodWatch::descriptor));
-        input.extend(self.aside.as_ref().map(|aside| aside.running.descriptor()));
+        input.extend(self.agenda.aside.as_ref().map(|aside| aside.running.descriptor()));
         let ends: Vec<BorrowedFd<'_>> = self.guard.descriptors().collect();
         match pidfd::wait_for_any(&input, &ends, time) {
             Ok(ready) => interrupt::asked() || ready.iter().any(|one| one.input || one.hangup),

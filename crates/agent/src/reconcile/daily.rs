@@ -149,7 +149,7 @@ impl Agent<'_> {
     }
 
     fn begin_scan(&mut self) {
-        let is_busy = self.proving.is_some() || self.aside.is_some();
+        let is_busy = self.proofs.running.is_some() || self.agenda.aside.is_some();
         if Instant::now() < self.daily.due || self.off.is_some() || is_busy {
             return;
         }

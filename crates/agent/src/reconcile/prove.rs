@@ -5,6 +5,7 @@
 //! for crashes. It ends the child when the build crashes or the agent ends. It obeys the verdict as if an operator had
 //! run the canary.
 
+use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -38,6 +39,17 @@ const MOST: usize = 64;
 /// Most bytes of a canary's answer.
 const LONGEST: u64 = 64 << 10;
 
+/// The agent's own canaries.
+#[derive(Debug, Default)]
+pub(super) struct Proofs {
+    /// The builds that wait for one.
+    waiting: VecDeque<Unproved>,
+    /// The one that runs.
+    pub(super) running: Option<Proving>,
+    /// The builds whose canary has no verdict.
+    failed: Vec<Unproven>,
+}
+
 /// A build that waits for a canary.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Unproved {
@@ -49,7 +61,7 @@ pub(super) struct Unproved {
 /// A canary that the agent has started.
 #[derive(Debug)]
 pub(super) struct Proving {
-    pub(super) of: Unproved,
+    of: Unproved,
     /// The measurement that the rule asked for when the canary began.
     measure: Option<Measure>,
     child: Child,
@@ -84,7 +96,7 @@ impl Answer {
 
 /// A build whose canary has no verdict.
 #[derive(Debug)]
-pub(super) struct Unproven {
+struct Unproven {
     of: Unproved,
     /// The measurement that the rule asked for. Another measurement may lead to a verdict.
     measure: Option<Measure>,
@@ -110,19 +122,20 @@ impl Agent<'_> {
     pub(super) fn want_proof(&mut self, one: Unproved) {
         let measure = self.measure_of(&one);
         let is_soon = self
-            .unproven
+            .proofs
+            .failed
             .iter()
             .any(|failed| failed.of == one && failed.measure == measure && failed.rests());
-        let is_known = self.to_prove.contains(&one)
-            || self.proving.as_ref().is_some_and(|proving| proving.of == one);
-        if !is_soon && !is_known && self.to_prove.len() < MOST {
-            self.to_prove.push_back(one);
+        let is_known = self.proofs.waiting.contains(&one)
+            || self.proofs.running.as_ref().is_some_and(|proving| proving.of == one);
+        if !is_soon && !is_known && self.proofs.waiting.len() < MOST {
+            self.proofs.waiting.push_back(one);
         }
     }
 
     /// Watches the running canary, or starts the next one.
     pub(super) fn prove(&mut self) {
-        let Some(proving) = &mut self.proving else { return self.begin_canary() };
+        let Some(proving) = &mut self.proofs.running else { return self.begin_canary() };
         match proving.child.try_wait() {
             Ok(None) => self.watch_canary(),
             Ok(Some(_)) | Err(_) => self.take_verdict(),
@@ -131,7 +144,7 @@ impl Agent<'_> {
 
     /// Ends the running canary, which reverts its processes to base pages.
     pub(super) fn end_canary(&mut self) {
-        let Some(proving) = &mut self.proving else { return };
+        let Some(proving) = &mut self.proofs.running else { return };
         proving.stop();
         let until = Instant::now() + PATIENCE;
         while matches!(proving.child.try_wait(), Ok(None)) && Instant::now() < until {
@@ -143,7 +156,7 @@ impl Agent<'_> {
     /// Ends the canary of a build that has crashed.
     pub(super) fn end_canary_of(&self, build: &Build) {
         if let Some(proving) =
-            self.proving.as_ref().filter(|proving| proving.of.made.build == *build)
+            self.proofs.running.as_ref().filter(|proving| proving.of.made.build == *build)
         {
             proving.stop();
         }
@@ -163,10 +176,13 @@ impl Agent<'_> {
         if self.is_scanning() {
             return;
         }
-        if self.to_prove.is_empty() || self.pressure().is_some() || self.copies_left(None) == 0 {
+        if self.proofs.waiting.is_empty()
+            || self.pressure().is_some()
+            || self.copies_left(None) == 0
+        {
             return;
         }
-        let Some(of) = self.to_prove.pop_front() else { return };
+        let Some(of) = self.proofs.waiting.pop_front() else { return };
         let measure = self.measure_of(&of);
         if measure.is_none() || self.state.is_off(&of.rule) {
             return;
@@ -177,7 +193,7 @@ impl Agent<'_> {
         match started {
             Ok(child) => {
                 self.say(Level::Info, &format!("canary of {program} (rule {rule}): begins"));
-                self.proving = Some(Proving { of, measure, child, looked: None });
+                self.proofs.running = Some(Proving { of, measure, child, looked: None });
             }
             Err(error) => {
                 let text = format!("cannot begin a canary of {program} (rule {rule}): {error}");
@@ -203,7 +219,7 @@ impl Agent<'_> {
 
     /// Watches the processes of the canary for crashes, also those that the canary added since.
     fn watch_canary(&mut self) {
-        let Some(proving) = &mut self.proving else { return };
+        let Some(proving) = &mut self.proofs.running else { return };
         if proving.looked.is_some_and(|last| last.elapsed() < super::TICK) {
             return;
         }
@@ -244,7 +260,9 @@ impl Agent<'_> {
 
     /// Handles the end of the canary.
     fn take_verdict(&mut self) {
-        let Some(Proving { of, measure, mut child, .. }) = self.proving.take() else { return };
+        let Some(Proving { of, measure, mut child, .. }) = self.proofs.running.take() else {
+            return;
+        };
         let mut answer = Vec::new();
         // A canary that does not end keeps its lock and its record, so the agent leaves it and its processes alone.
         let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
@@ -276,11 +294,11 @@ impl Agent<'_> {
 
     /// Notes that the canary of a build has no verdict, and does not repeat the canary within the pause.
     fn has_no_proof(&mut self, of: Unproved, measure: Option<Measure>, pause: Duration) {
-        self.unproven.retain(|other| other.of != of && other.rests());
-        if self.unproven.len() >= MOST_UNPROVEN {
-            self.unproven.remove(0);
+        self.proofs.failed.retain(|other| other.of != of && other.rests());
+        if self.proofs.failed.len() >= MOST_UNPROVEN {
+            self.proofs.failed.remove(0);
         }
-        self.unproven.push(Unproven { of, measure, since: Instant::now(), pause });
+        self.proofs.failed.push(Unproven { of, measure, since: Instant::now(), pause });
     }
 }
 

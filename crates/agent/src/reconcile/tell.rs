@@ -1,11 +1,13 @@
 //! The answers to clients that ask for the figures and the state.
 
 use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
 use std::time::{Duration, Instant};
 
 use tiexec_core::escape;
-use tiexec_engine::follow::hand_over::{REQUEST, TAKEN};
+use tiexec_engine::follow::hand_over::{self, REQUEST, TAKEN};
 use tiexec_engine::identity::Identity;
 use tiexec_remap::store::directory;
 use tiexec_sys::procfs::ProcDir;
@@ -15,33 +17,104 @@ use super::{Agent, Known, Last, Level};
 use crate::decide::held_back;
 use crate::metrics::Figures;
 use crate::off::Off;
+use crate::speak::{NoSocket, SOCKET, Server, listen, listen_at, listen_for_launches};
 
 /// How often the figures are published.
 pub(super) const PUBLISH: Duration = Duration::from_secs(15);
 
+/// The sockets at which clients ask.
+#[derive(Default)]
+pub(super) struct Sockets {
+    /// [`SOCKET`], for root.
+    agent: Option<Server<UnixListener>>,
+    /// [`hand_over::SOCKET`], at which launches hand over their programs.
+    launches: Option<Server<UnixListener>>,
+    /// The address at which everybody may ask for the figures.
+    metrics: Option<Server<TcpListener>>,
+}
+
+impl Sockets {
+    /// Returns after what time a client has to be served or dropped; `None` without clients.
+    pub(super) fn patience(&self) -> Option<Duration> {
+        let of_unix =
+            [&self.agent, &self.launches].into_iter().flatten().filter_map(Server::patience);
+        of_unix.chain(self.metrics.as_ref().and_then(Server::patience)).min()
+    }
+
+    /// Returns the descriptors of the sockets and of their clients.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let of_unix =
+            [&self.agent, &self.launches].into_iter().flatten().flat_map(Server::descriptors);
+        of_unix.chain(self.metrics.iter().flat_map(Server::descriptors))
+    }
+}
+
 impl Agent<'_> {
+    /// Opens the sockets for root and for launches.
+    ///
+    /// # Errors
+    /// Another agent listens. The text is one line.
+    pub(super) fn listen(&mut self) -> Result<(), String> {
+        match listen() {
+            Ok(listener) => self.sockets.agent = Some(Server::new(listener)),
+            Err(NoSocket::Another) => {
+                return Err(format!(
+                    "cannot start: another tiexecd listens at {SOCKET}; fix: systemctl stop tiexecd, or end it"
+                ));
+            }
+            Err(NoSocket::Other(why)) => {
+                self.say(Level::Warning, &format!("cannot listen at {SOCKET}: {why}"));
+            }
+        }
+        match listen_for_launches() {
+            Ok(listener) => self.sockets.launches = Some(Server::new(listener)),
+            Err(why) => {
+                let socket = hand_over::SOCKET;
+                let text =
+                    format!("cannot listen at {socket}: {why}; launches keep a companion instead");
+                self.say(Level::Warning, &text);
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers `/metrics` at this address also.
+    #[must_use]
+    pub fn answering_at(mut self, address: SocketAddr) -> Self {
+        match listen_at(address) {
+            Ok((listener, address)) => {
+                self.sockets.metrics = Some(Server::new(listener));
+                self.say(Level::Info, &format!("answers /metrics at {address}"));
+            }
+            Err(why) => {
+                let text = format!("cannot listen at {address}: {why}; fix: --metrics-address");
+                self.say(Level::Warning, &text);
+            }
+        }
+        self
+    }
+
     /// Answers the clients that wait.
     pub(super) fn answer(&mut self) {
-        let (mut server, mut metrics_server) = (self.server.take(), self.metrics_server.take());
+        let mut sockets = std::mem::take(&mut self.sockets);
         let metrics = || ("text/plain; version=0.0.4; charset=utf-8", self.figures());
-        if let Some(server) = &mut server {
+        if let Some(server) = &mut sockets.agent {
             server.serve(|path, _| match path {
                 "/status" => Some(("application/json", escape::json(&self.status()) + "\n")),
                 "/metrics" => Some(metrics()),
                 _ => None,
             });
         }
-        if let Some(server) = &mut metrics_server {
+        if let Some(server) = &mut sockets.metrics {
             // This socket does not know the user of a client, so it answers nothing about single processes.
             server.serve(|path, _| (path == "/metrics").then(metrics));
         }
-        (self.server, self.metrics_server) = (server, metrics_server);
-        if let Some(mut server) = self.launch_server.take() {
+        if let Some(server) = &mut sockets.launches {
             server.serve(|path, client| {
                 (path == REQUEST).then(|| ("text/plain", self.take_over(client)))
             });
-            self.launch_server = Some(server);
         }
+        self.sockets = sockets;
     }
 
     /// Takes the process that has connected, which is about to execute a program. Returns [`TAKEN`], or why not.
@@ -60,7 +133,7 @@ impl Agent<'_> {
         let Some((pid, user, Identity { start_time, .. })) = asking() else {
             return "cannot see the process\n".to_owned();
         };
-        if self.refused.keys().any(|whose| whose.uid == user) || self.pressure().is_some() {
+        if self.agenda.refused.keys().any(|whose| whose.uid == user) || self.pressure().is_some() {
             return "works for this user on nothing at the moment\n".to_owned();
         }
         let is_taken = self.launches.add(pid, start_time, user, Instant::now());

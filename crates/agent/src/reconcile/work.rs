@@ -16,6 +16,7 @@ use super::{Agent, By, Known, Last, Level, Wanted};
 use crate::decide::held_back;
 use crate::guard::Held;
 use crate::metrics::Share;
+use crate::processes::Process;
 use crate::rules::{Action, Rule};
 use crate::state::{Whose, now};
 use crate::treat::{self, FileState, Given, Job, Made, Outcome, Program, Running, Told};
@@ -26,8 +27,55 @@ const BATCH: usize = 16;
 const PROOF: Duration = Duration::from_millis(500);
 /// Most programs whose first process is remembered.
 const MOST_FIRST: usize = 4096;
+/// For how long such a program is remembered.
+const REMEMBERED: Duration = Duration::from_secs(3600);
+/// The time for which the agent works on no process of a user, after the work on one of them did not finish.
+const PENALTY: Duration = Duration::from_secs(3600);
 /// Most files whose builds are cached.
 const MOST_BUILDS: usize = 1024;
+
+/// The work that waits, and what the agent remembers of the work that it has done.
+#[derive(Default)]
+pub(super) struct Agenda {
+    pub(super) wanted: VecDeque<Wanted>,
+    /// The work on a user's process.
+    pub(super) aside: Option<Aside>,
+    /// True once the agent has counted the copies that an earlier one made.
+    has_counted: bool,
+    builds: HashMap<FileState, Made>,
+    /// Programs of which a first process has been switched, and when: whose, and the path that the process shows.
+    first: HashMap<(Option<Whose>, Vec<u8>), Instant>,
+    /// Users on whose processes the agent does not work, and since when.
+    pub(super) refused: HashMap<Whose, Instant>,
+    /// The time that the work on the processes of each user has taken. It counts half after each scan.
+    spent: HashMap<Whose, Duration>,
+}
+
+impl Agenda {
+    /// Forgets what is too old to matter. Called after each scan of all processes.
+    pub(super) fn forget_old(&mut self) {
+        self.first.retain(|_, since| since.elapsed() < REMEMBERED);
+        self.refused.retain(|_, since| since.elapsed() < PENALTY);
+        self.spent.values_mut().for_each(|spent| *spent /= 2);
+        self.spent.retain(|_, spent| !spent.is_zero());
+    }
+
+    /// Remembers what a file is.
+    fn remember(&mut self, file: FileState, made: Made) {
+        if self.builds.len() >= MOST_BUILDS {
+            self.builds.clear();
+        }
+        self.builds.insert(file, made);
+    }
+
+    /// Remembers that a process of the program has been switched.
+    fn has_switched(&mut self, program: (Option<Whose>, Vec<u8>)) {
+        if self.first.len() >= MOST_FIRST {
+            self.first.clear();
+        }
+        self.first.entry(program).or_insert_with(Instant::now);
+    }
+}
 
 /// The work on a user's process, beside all other work.
 pub(super) struct Aside {
@@ -73,11 +121,11 @@ impl Wanted {
 impl Agent<'_> {
     /// Works on the wanted processes, one batch after the other, until memory is short or a signal arrives.
     pub(super) fn work(&mut self) {
-        if !self.wanted.is_empty() {
+        if !self.agenda.wanted.is_empty() {
             self.count_copies();
         }
-        let mut rounds = self.wanted.len();
-        while rounds > 0 && !self.wanted.is_empty() && !interrupt::asked() {
+        let mut rounds = self.agenda.wanted.len();
+        while rounds > 0 && !self.agenda.wanted.is_empty() && !interrupt::asked() {
             self.read_state();
             self.see_ends();
             if let Some(why) = self.pressure() {
@@ -119,20 +167,20 @@ impl Agent<'_> {
     /// Processes of root and of the system's services come first. One process of a user is worked on beside them: the first
     /// process of the user on whom the agent has spent the least time.
     fn next(&mut self) -> Option<Wanted> {
-        let aside = self.aside.as_ref();
+        let aside = self.agenda.aside.as_ref();
         let waits = |one: &Wanted| {
-            let first = self.first.get(&one.program()).map(Instant::elapsed);
+            let first = self.agenda.first.get(&one.program()).map(Instant::elapsed);
             let attaches = self.rule(one.by).action == Action::Attach;
             let is_in_work =
                 aside.is_some_and(|aside| one.payer().is_some() || aside.one.pid == one.pid);
             is_in_work || attaches && first.is_some_and(|since| since < PROOF)
         };
         let spent = |one: &Wanted| {
-            one.payer().map(|whose| self.spent.get(&whose).copied().unwrap_or_default())
+            one.payer().map(|whose| self.agenda.spent.get(&whose).copied().unwrap_or_default())
         };
-        let turns = self.wanted.iter().enumerate().filter(|(_, one)| !waits(one));
+        let turns = self.agenda.wanted.iter().enumerate().filter(|(_, one)| !waits(one));
         let (next, _) = turns.min_by_key(|(_, one)| spent(one))?;
-        self.wanted.remove(next)
+        self.agenda.wanted.remove(next)
     }
 
     /// Takes all processes that may go into one batch with `next`: processes of one rule, one program and one user. A user's
@@ -143,10 +191,10 @@ impl Agent<'_> {
         if held_back(rule, &self.state, self.machine).is_some() {
             return batch;
         }
-        if self.refused.contains_key(&next.facts.whose()) {
+        if self.agenda.refused.contains_key(&next.facts.whose()) {
             return batch;
         }
-        let is_first = !self.first.contains_key(&next.program());
+        let is_first = !self.agenda.first.contains_key(&next.program());
         let alone = is_first || next.payer().is_some();
         let like = |one: &Wanted| {
             one.by == next.by
@@ -154,14 +202,14 @@ impl Agent<'_> {
                 && one.facts.uids == next.facts.uids
         };
         let mut rest = VecDeque::new();
-        for one in self.wanted.drain(..) {
+        for one in self.agenda.wanted.drain(..) {
             if !alone && batch.len() + 1 < BATCH && like(&one) {
                 batch.push(one);
             } else {
                 rest.push_back(one);
             }
         }
-        self.wanted = rest;
+        self.agenda.wanted = rest;
         batch.insert(0, next);
         batch
     }
@@ -178,7 +226,7 @@ impl Agent<'_> {
         }
         let jobs: Vec<Job<'_>> = wanted.iter().map(|one| self.job(one)).collect();
         let counted = self.copies(|known| known.launched_by.is_none()).into_keys().collect();
-        let known = |file: &FileState| self.builds.get(file).cloned();
+        let known = |file: &FileState| self.agenda.builds.get(file).cloned();
         let told = treat::all(&jobs, self.given(&known, None), counted, || {
             let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
         });
@@ -190,7 +238,7 @@ impl Agent<'_> {
 
     /// Has the guard record faults from the beginning of the work, as long as the program could be Go's.
     fn expect_faults(&mut self, one: &Wanted) {
-        let is_first = !self.first.contains_key(&one.program());
+        let is_first = !self.agenda.first.contains_key(&one.program());
         self.guard.expect_faults(one.pid, &one.facts.comm, is_first);
     }
 
@@ -223,11 +271,12 @@ impl Agent<'_> {
     fn begin_aside(&mut self, one: Wanted) {
         let Some(hold) = Held::of(one.pid, one.facts.identity) else { return };
         self.expect_faults(&one);
-        let known = |file: &FileState| self.builds.get(file).cloned();
+        let known = |file: &FileState| self.agenda.builds.get(file).cloned();
         match Running::begin(&self.job(&one), self.given(&known, one.launched_by().as_ref())) {
             Ok(running) => {
                 let under = Under::of(self.rule(one.by));
-                self.aside = Some(Aside { one, under, hold, running, begun: Instant::now() });
+                self.agenda.aside =
+                    Some(Aside { one, under, hold, running, begun: Instant::now() });
             }
             Err(failure) => {
                 let text = format!("cannot begin to work on processes: {failure}");
@@ -240,7 +289,9 @@ impl Agent<'_> {
 
     /// Takes in the work on a user's process, if it has ended or takes too long.
     pub(super) fn see_aside(&mut self) {
-        let Some(aside) = self.aside.take_if(|aside| aside.running.is_over()) else { return };
+        let Some(aside) = self.agenda.aside.take_if(|aside| aside.running.is_over()) else {
+            return;
+        };
         self.end_aside(aside);
     }
 
@@ -248,7 +299,7 @@ impl Agent<'_> {
     pub(super) fn end_aside(&mut self, aside: Aside) {
         let Aside { one, under, hold, running, begun } = aside;
         if let Some(whose) = one.payer() {
-            *self.spent.entry(whose).or_default() += begun.elapsed();
+            *self.agenda.spent.entry(whose).or_default() += begun.elapsed();
         }
         self.take_in(one, under, hold, running.end());
     }
@@ -279,16 +330,16 @@ impl Agent<'_> {
     /// Counts the copies of processes that the rules match, before the first of them is worked on: an earlier agent may
     /// have made them.
     fn count_copies(&mut self) {
-        if std::mem::replace(&mut self.has_counted, true) {
+        if std::mem::replace(&mut self.agenda.has_counted, true) {
             return;
         }
         let mut of_users: HashMap<Option<Whose>, Vec<Pid>> = HashMap::new();
-        for one in &self.wanted {
+        for one in &self.agenda.wanted {
             of_users.entry(one.payer()).or_default().push(one.pid);
         }
         for (payer, pids) in of_users {
             let Ok(told) = treat::copies_of(&pids) else {
-                self.refused.extend(payer.map(|whose| (whose, Instant::now())));
+                self.agenda.refused.extend(payer.map(|whose| (whose, Instant::now())));
                 continue;
             };
             for (pid, copies) in told {
@@ -308,27 +359,20 @@ impl Agent<'_> {
         let Under { name, action, measures } = under;
         let made = told.program.as_ref().map(|program| program.made.clone());
         if let Some(Program { file, made, report_of_jvm }) = told.program {
-            if self.builds.len() >= MOST_BUILDS {
-                self.builds.clear();
-            }
-            self.builds.insert(file, made.clone());
+            self.agenda.remember(file, made.clone());
             if !matches!(&told.outcome, Some(Ok(outcome)) if !outcome.switched) {
                 self.watch(hold.watch(&facts, payer.clone(), &name, made, report_of_jvm));
-                if self.first.len() >= MOST_FIRST {
-                    self.first.clear();
-                }
-                self.first.entry(program).or_insert_with(Instant::now);
+                self.agenda.has_switched(program);
             }
         }
         self.guard.expect_no_faults(pid);
-        let number = pid.as_raw_nonzero();
-        let what = format!("{} {number} (rule {name})", facts.comm.shown());
+        let what = format!("{} {} (rule {name})", facts.comm.shown(), pid.as_raw_nonzero());
         let outcome = match told.outcome {
             Some(Ok(outcome)) => outcome,
             unfinished => {
                 let failure = unfinished.and_then(Result::err);
                 if failure.is_some() {
-                    self.refused.extend(payer.map(|whose| (whose, Instant::now())));
+                    self.agenda.refused.extend(payer.map(|whose| (whose, Instant::now())));
                 }
                 let why = failure
                     .map_or_else(|| "the agent ended the work".to_owned(), |it| it.to_string());
@@ -341,75 +385,82 @@ impl Agent<'_> {
             let program = facts.shown_exe.clone();
             self.want_proof(Unproved { rule: name.clone(), program, made });
         }
-        let Outcome {
-            result,
-            detail,
-            passing,
-            text_bytes,
-            huge_bytes,
-            backings,
-            copies,
-            has_copies,
-            switched,
-            stop_us,
-            ..
-        } = outcome;
-        let known = self.known.get(&pid).and_then(|known| known.last.as_ref());
-        let was = known.filter(|last| result == "ok" && last.result == "ok");
-        let is_news = stop_us.is_some() || was.is_none_or(|last| last.huge_bytes != huge_bytes);
-        let reverted = result == "reverted";
-        if action == Action::Attach && is_news && !reverted {
-            self.metrics.count(result == "ok", &result, stop_us);
+        let last = self.known.get(&pid).and_then(|known| known.last.as_ref());
+        let is_news = outcome.stop_us.is_some() || last.is_none_or(|last| !last.is_like(&outcome));
+        if action == Action::Attach && is_news && outcome.result != "reverted" {
+            self.metrics.count(outcome.result == "ok", &outcome.result, outcome.stop_us);
         }
-        // Copies stay. The kernel may reclaim page cache.
-        let may_go = action == Action::Warm
-            || backings.iter().any(|(name, _)| *name == Backing::Pagecache.to_string());
-        // It may have executed another program, or ended, since.
-        let same = |known: &&mut Known| known.identity == facts.identity;
-        if let Some(known) = self.known.get_mut(&pid).filter(same) {
-            // A refusal before the work says nothing about the copies.
-            if has_copies || reverted {
-                known.copies = copies;
-            }
-            known.has_copies |= has_copies;
-            if result == "ok" && may_go {
-                let next = Instant::now() + times::KEEP;
-                (known.due, known.pauses) =
-                    (Some(known.due.map_or(next, |due| due.min(next))), None);
-            }
-            let unit = facts.unit.clone().filter(|_| payer.is_none());
-            let share = Share { rule: name.clone(), unit, text_bytes, huge: backings };
-            let (comm, exe) = (facts.comm.shown().to_string(), facts.shown_exe.shown().to_string());
-            known.last =
-                Some(Last { share, huge_bytes, comm, exe, result: result.clone(), when: now() });
+        if is_news || outcome.result != "ok" {
+            self.say_outcome(pid, action, &what, &outcome);
         }
-        if result == "ok" && !is_news {
-            return;
+        let share = Share {
+            rule: name,
+            unit: facts.unit.clone().filter(|_| payer.is_none()),
+            text_bytes: outcome.text_bytes,
+            huge: outcome.backings.clone(),
+        };
+        self.note_outcome(pid, &facts, share, &outcome, action);
+        let ends = ["ok", "target_gone", "quarantined", "too_small", "reverted"];
+        if !ends.contains(&&*outcome.result) {
+            self.again(pid, outcome.passing);
         }
-        if result == "ok" {
-            let mib = |bytes: u64| bytes >> 20;
-            let stop = stop_us.map_or(String::new(), |micros| format!(", stopped for {micros} us"));
+    }
+
+    /// Logs the outcome for a process.
+    fn say_outcome(&mut self, pid: Pid, action: Action, what: &str, outcome: &Outcome) {
+        let Outcome { result, detail, switched, text_bytes, huge_bytes, stop_us, .. } = outcome;
+        let text = if result == "ok" {
             let done = match switched {
                 true => format!("{} done", action.as_str()),
                 // The kernel has made it huge by itself, or another process of the program has had it made.
                 false => "nothing to do".to_owned(),
             };
-            let text = format!(
+            let stop = stop_us.map_or(String::new(), |micros| format!(", stopped for {micros} us"));
+            format!(
                 "{what}: {done}, huge {} of {} MiB text{stop}",
-                mib(huge_bytes),
-                mib(text_bytes)
-            );
-            self.say(Level::Info, &text);
-            return;
+                huge_bytes >> 20,
+                text_bytes >> 20
+            )
+        } else {
+            // Later tries of the same work say nothing new.
+            let is_first = self.known.get(&pid).is_some_and(|known| known.pauses.is_none());
+            if !is_first || result == "target_gone" {
+                return;
+            }
+            let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
+            format!("{what}: left as it is: {result}{}", detail.shown())
+        };
+        self.say(Level::Info, &text);
+    }
+
+    /// Remembers the outcome for a process.
+    fn note_outcome(
+        &mut self,
+        pid: Pid,
+        facts: &Process,
+        share: Share,
+        outcome: &Outcome,
+        action: Action,
+    ) {
+        // It may have executed another program, or ended, since.
+        let same = |known: &&mut Known| known.identity == facts.identity;
+        let Some(known) = self.known.get_mut(&pid).filter(same) else { return };
+        let Outcome { result, huge_bytes, has_copies, .. } = outcome;
+        // A refusal before the work says nothing about the copies.
+        if *has_copies || result == "reverted" {
+            known.copies.clone_from(&outcome.copies);
         }
-        let detail = if detail.is_empty() { String::new() } else { format!(": {detail}") };
-        let fresh = self.known.get(&pid).is_some_and(|known| known.pauses.is_none());
-        if fresh && result != "target_gone" {
-            self.say(Level::Info, &format!("{what}: left as it is: {result}{}", detail.shown()));
+        known.has_copies |= has_copies;
+        // Copies stay. The kernel may reclaim page cache.
+        let may_go = action == Action::Warm
+            || share.huge.iter().any(|(name, _)| *name == Backing::Pagecache.to_string());
+        if result == "ok" && may_go {
+            let next = Instant::now() + times::KEEP;
+            (known.due, known.pauses) = (Some(known.due.map_or(next, |due| due.min(next))), None);
         }
-        if !matches!(result.as_str(), "target_gone" | "quarantined" | "too_small" | "reverted") {
-            self.again(pid, passing);
-        }
+        let (comm, exe) = (facts.comm.shown().to_string(), facts.shown_exe.shown().to_string());
+        let (huge_bytes, result) = (*huge_bytes, result.clone());
+        known.last = Some(Last { share, huge_bytes, comm, exe, result, when: now() });
     }
 
     /// Schedules a retry for a process, after a growing pause.
