@@ -79,36 +79,12 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, how: How) -> u8 {
         warn(format_args!("there are no rules: {directory} has no *.toml; fix: man tiexec.conf"));
     }
     let mut status = exit::OK;
-    let (state, verdicts) = (state(files), verdicts(files));
-    let unknown = match (&state, &verdicts) {
-        (Err(why), Err(same)) if why == same => {
-            vec![("what is in quarantine, and the verdicts of canaries", why)]
-        }
-        (state, verdicts) => {
-            let quarantine = state.as_ref().err().map(|why| ("what is in quarantine", why));
-            let canaries = verdicts.as_ref().err().map(|why| ("the verdicts of canaries", why));
-            quarantine.into_iter().chain(canaries).collect()
-        }
-    };
-    for (what, why) in unknown {
-        warn(format_args!("cannot tell {what}: {why}"));
-        status = exit::NOT_PERMITTED;
-    }
-    let (state, verdicts) = (state.unwrap_or_default(), verdicts.unwrap_or_default());
-    let machine = Machine::look();
-    let pods = if rules.want_pods() { pod_watch::list(PATIENCE) } else { Ok(Pods::default()) };
-    let knows_pods = rules.want_pods() && pods.is_ok();
-    let pods = pods.unwrap_or_else(|why| {
-        let why = why.shown();
-        warn(format_args!(
-            "cannot list the pods of this node: {why}; fix: run it in the agent's pod"
-        ));
-        status = exit::FAILED;
-        Pods::default()
-    });
+    let kept = Kept::read(files, &mut status);
+    let pods = pods(&rules, &mut status);
+    let knows_pods = rules.want_pods() && pods.is_some();
     let _no_right = cgroup_namespace::enter_that_of_init();
     let mut examiner = Examiner::look();
-    examiner.pods = pods;
+    examiner.pods = pods.unwrap_or_default();
     let mut printed = exit::OK;
     let mut processes = Vec::new();
     let mut units = BTreeSet::new();
@@ -119,21 +95,11 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, how: How) -> u8 {
         units.extend(examiner.unit(process));
         let facts = examiner.process(process)?;
         unmatched.retain(|rule| !rule.matches(&facts));
-        let decision = decide(process, &facts, &rules, &state, &verdicts, machine);
+        let decision = decide(process, &facts, &rules, &kept.state, &kept.verdicts, kept.machine);
         if decision.rule.is_some() || named {
             let (pid, comm) = (pid.as_raw_nonzero(), facts.comm.shown());
             let exe = facts.shown_exe.shown();
-            let fix = match (&decision.instead, decision.rule) {
-                // If the rule says how to measure, the agent runs the canary itself.
-                (Some(Instead::CanaryRequired), Some(rule)) if rule.measure.is_none() => {
-                    Some(format!("tiexecctl canary --rule {} --counter CMD", rule.name))
-                }
-                (Some(Instead::HostSplits), Some(rule)) => {
-                    let name = &rule.name;
-                    Some(format!("write canary = \"required\" or \"off\" into the rule {name}"))
-                }
-                _ => None,
-            };
+            let fix = fix(&decision);
             if how.json {
                 processes.push(serde_json::json!({
                     "pid": pid.get(),
@@ -182,6 +148,67 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, how: How) -> u8 {
     let is_wrong = rules.defects.iter().any(|defect| defect.left_out || strict)
         || strict && !unmatched.is_empty();
     if is_wrong { exit::FAILED } else { told(status, printed) }
+}
+
+/// What the agent knows beside its rules.
+struct Kept {
+    state: State,
+    verdicts: Verdicts,
+    machine: Machine,
+}
+
+impl Kept {
+    /// Reads it. Says what cannot be read, and sets the exit status then.
+    fn read(files: &AgentFiles, status: &mut u8) -> Self {
+        let (state, verdicts) = (state(files), verdicts(files));
+        let unknown = match (&state, &verdicts) {
+            (Err(why), Err(same)) if why == same => {
+                vec![("what is in quarantine, and the verdicts of canaries", why)]
+            }
+            (state, verdicts) => {
+                let quarantine = state.as_ref().err().map(|why| ("what is in quarantine", why));
+                let canaries = verdicts.as_ref().err().map(|why| ("the verdicts of canaries", why));
+                quarantine.into_iter().chain(canaries).collect()
+            }
+        };
+        for (what, why) in unknown {
+            warn(format_args!("cannot tell {what}: {why}"));
+            *status = exit::NOT_PERMITTED;
+        }
+        let (state, verdicts) = (state.unwrap_or_default(), verdicts.unwrap_or_default());
+        Self { state, verdicts, machine: Machine::look() }
+    }
+}
+
+/// Returns the pods of this node, if a rule asks for pods. `None` if they cannot be listed; says so, and sets the exit status.
+fn pods(rules: &Rules, status: &mut u8) -> Option<Pods> {
+    if !rules.want_pods() {
+        return Some(Pods::default());
+    }
+    let pods = pod_watch::list(PATIENCE);
+    if let Err(why) = &pods {
+        let why = why.shown();
+        warn(format_args!(
+            "cannot list the pods of this node: {why}; fix: run it in the agent's pod"
+        ));
+        *status = exit::FAILED;
+    }
+    pods.ok()
+}
+
+/// Returns what an operator can do about a process that the agent leaves alone.
+fn fix(decision: &Decision<'_>) -> Option<String> {
+    let rule = decision.rule?;
+    match decision.instead.as_ref()? {
+        // If the rule says how to measure, the agent runs the canary itself.
+        Instead::CanaryRequired if rule.measure.is_none() => {
+            Some(format!("tiexecctl canary --rule {} --counter CMD", rule.name))
+        }
+        Instead::HostSplits => {
+            Some(format!("write canary = \"required\" or \"off\" into the rule {}", rule.name))
+        }
+        _ => None,
+    }
 }
 
 /// Makes the object of `--json`.

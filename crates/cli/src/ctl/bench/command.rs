@@ -96,19 +96,7 @@ impl Subject for Runs<'_> {
 impl Runs<'_> {
     /// Runs the command once.
     fn run(&mut self, arm: Arm, warmup: bool) -> Result<Measured, u8> {
-        if let Some(prepare) = &self.options.prepare {
-            let mut command = programs::of_user("sh");
-            command.args(["-c", prepare]).stdin(Stdio::null());
-            let done = child::run(&mut command);
-            if !done.as_ref().is_ok_and(ExitStatus::success) && !interrupt::asked() {
-                let how = done.map_or_else(|error| error.to_string(), |status| status.to_string());
-                let prepare = prepare.shown();
-                warn(format_args!(
-                    "cannot run --prepare '{prepare}': it failed: {how}; fix: name a command that succeeds"
-                ));
-                return Err(exit::FAILED);
-            }
-        }
+        self.prepare()?;
         let refuse = |error: &dyn std::fmt::Display| {
             warn(format_args!("cannot run the command: {error}"));
             exit::FAILED
@@ -149,23 +137,7 @@ impl Runs<'_> {
         let words = child::text_of(errors);
         self.say(arm, &words);
         if !status.success() && !self.options.ignore_failure {
-            let tail = words.len().saturating_sub(LAST_WORDS);
-            let tail = words.char_indices().map(|(at, _)| at).find(|&at| at >= tail).unwrap_or(0);
-            let by = if arm == Arm::Tiexec { " by tiexec" } else { "" };
-            // tiexec exits with this status if it does not start the program, mostly because of an option.
-            let refused = arm == Arm::Tiexec
-                && !self.options.option.is_empty()
-                && status.code() == Some(exit::LAUNCH_FAILED.into());
-            let fix = if refused {
-                "leave out the --option that tiexec refuses"
-            } else {
-                "add --ignore-failure, if that is usual"
-            };
-            let (program, said) = (self.program(), words[tail..].trim_end());
-            let said = if said.is_empty() { String::new() } else { format!("\n{said}") };
-            warn(format_args!(
-                "cannot measure {program}: it failed{by}: {status}; fix: {fix}{said}"
-            ));
+            self.say_failure(arm, status, &words);
             return Err(exit::FAILED);
         }
         let mut figures = Vec::new();
@@ -198,6 +170,42 @@ impl Runs<'_> {
         figures
             .extend(known.filter_map(|(name, count)| Some(Figure::less(name, "", count? as f64))));
         Ok(Measured { figures, huge })
+    }
+
+    /// Runs the command of `--prepare`.
+    fn prepare(&self) -> Result<(), u8> {
+        let Some(prepare) = &self.options.prepare else { return Ok(()) };
+        let mut command = programs::of_user("sh");
+        command.args(["-c", prepare]).stdin(Stdio::null());
+        let done = child::run(&mut command);
+        if !done.as_ref().is_ok_and(ExitStatus::success) && !interrupt::asked() {
+            let how = done.map_or_else(|error| error.to_string(), |status| status.to_string());
+            let prepare = prepare.shown();
+            warn(format_args!(
+                "cannot run --prepare '{prepare}': it failed: {how}; fix: name a command that succeeds"
+            ));
+            return Err(exit::FAILED);
+        }
+        Ok(())
+    }
+
+    /// Says that the command has failed, with its last words.
+    fn say_failure(&self, arm: Arm, status: ExitStatus, words: &str) {
+        let tail = words.len().saturating_sub(LAST_WORDS);
+        let tail = words.char_indices().map(|(at, _)| at).find(|&at| at >= tail).unwrap_or(0);
+        let by = if arm == Arm::Tiexec { " by tiexec" } else { "" };
+        // tiexec exits with this status if it does not start the program, mostly because of an option.
+        let refused = arm == Arm::Tiexec
+            && !self.options.option.is_empty()
+            && status.code() == Some(exit::LAUNCH_FAILED.into());
+        let fix = if refused {
+            "leave out the --option that tiexec refuses"
+        } else {
+            "add --ignore-failure, if that is usual"
+        };
+        let (program, said) = (self.program(), words[tail..].trim_end());
+        let said = if said.is_empty() { String::new() } else { format!("\n{said}") };
+        warn(format_args!("cannot measure {program}: it failed{by}: {status}; fix: {fix}{said}"));
     }
 
     /// Returns the name of the program, for messages.
