@@ -25,7 +25,7 @@ pub(super) const PUBLISH: Duration = Duration::from_secs(15);
 /// The sockets at which clients ask.
 #[derive(Default)]
 pub(super) struct Sockets {
-    /// [`SOCKET`], for root.
+    /// [`SOCKET`], for root and a group.
     agent: Option<Server<UnixListener>>,
     /// [`hand_over::SOCKET`], at which launches hand over their programs.
     launches: Option<Server<UnixListener>>,
