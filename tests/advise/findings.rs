@@ -151,31 +151,61 @@ fn the_json_has_what_the_manual_says() {
     }
 }
 
-/// The cost of a miss is measured once a day for each user, who trusts nobody else's record.
+/// The jumps are timed once for each boot and user, and once a day where they are unclear. A user trusts nobody else's record.
 #[test]
-fn a_miss_is_timed_once_a_day() {
+fn jumps_are_timed_once() {
     require!(is_root(), "another /run needs root");
     let copy = small("hotset", Kind::DynamicPie);
     let held = spinning(&copy, 40);
     // No processor takes 5 microseconds for a jump.
-    let record = "5000 10";
-    let cases = [("0", "now", true), ("0", "2 days ago", false), ("65534", "now", false)];
-    for (owner, time, is_used) in cases {
+    let unclear = "8192 4 5000 10 -\n".to_owned();
+    let cases = [
+        (&unclear, "0", "now", true),
+        (&unclear, "0", "2 days ago", false),
+        (&clear(), "0", "2 days ago", true),
+        (&clear(), "65534", "now", false),
+    ];
+    for (record, owner, time, is_used) in cases {
         let script = format!(
             "mount -t tmpfs none /run; mkdir /run/tiexec; mkdir -m 700 /run/tiexec/machine; cd /run/tiexec/machine; \
-             echo {record} > jump_times; touch -d '{time}' jump_times; chown {owner} .; \
-             \"$@\"; cat jump_times >&2"
+             printf %s '{record}' > jumps; touch -d '{time}' jumps; chown {owner} .; \
+             \"$@\"; cat jumps >&2"
         );
         let pid = held.pid().to_string();
         let run = Run::new(tiexecctl(), ["advise", "--json", "--duration=1s", &pid]).plain();
         let run = run.env("TIEXEC_TEST_HOST", "whole");
         let done = run.behind(["unshare", "--mount", "sh", "-ec", &script, "sh"]).output();
         done.assert_code(0);
-        let cost = json(&done)["miss_time"]["walk_ns"].as_f64().expect("a time");
+        let advice = json(&done);
+        let cost = advice["miss_time"]["walk_ns"].as_f64().expect("a time");
         assert_eq!(cost > 4000.0, is_used, "{owner} {time}: {done}");
         let is_kept = done.err().contains(record);
         assert_eq!(is_kept, is_used || owner != "0", "{owner} {time}: {done}");
+        if is_used && *record == clear() {
+            let measured = &advice["itlb"]["measured"]["base"];
+            let about = |level: &str, entries: f64| {
+                let found = measured[level].as_f64().expect("a number");
+                assert!((0.75..1.33).contains(&(found / entries)), "{level}: {advice}");
+            };
+            about("first", 100.0);
+            about("second", 1000.0);
+            assert!(advice["itlb"]["second"]["shared"] == measured["second"], "{advice}");
+        }
     }
+}
+
+/// A record that shows a TLB of 100 and 1000 entries, and walks that no processor has.
+fn clear() -> String {
+    let missed = |places: f64, entries: f64| (1.0 - entries / places).max(0.0);
+    let point = |places: &f64| {
+        let base = 4.0 + 500.0 * missed(*places, 100.0) + 6000.0 * missed(*places, 1000.0);
+        format!("{places} 4.00 {base:.2} 4.00 -\n")
+    };
+    let copy: String = [8.0, 32.0, 64.0, 96.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0]
+        .iter()
+        .map(point)
+        .collect();
+    [copy.clone(), copy].join("\n")
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The agent scans the machine once a day, and `tiexecctl status` shows which programs would gain.
 
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use serde_json::Value;
 use support::attaching::ctl;
@@ -97,4 +98,26 @@ fn the_table_outlives_the_agent() {
     eventually("the third agent answers", || told().is_object());
     assert!(told()["scan"] != seen);
     stop(third);
+}
+
+/// The times of jumps show the TLB. Without a record, the agent measures them at its start.
+#[test]
+fn the_jumps_are_timed_at_the_start() {
+    require!(is_root(), "another /run needs root");
+    const RECORD: &str = "/run/tiexec/machine/jumps";
+    let files = Files::new();
+    let agent = Run::new(tiexecd(), files.args()).plain();
+    std::fs::remove_file(RECORD).expect("the record that all tests share");
+    let first = agent.start();
+    eventually("the jumps are timed", || Path::new(RECORD).exists());
+    stop(first);
+    let measured = std::fs::read_to_string(RECORD).expect("the record");
+    assert!(measured.lines().count() >= 20, "{measured}");
+    // A record is used as it is.
+    let record = "8192 4.00 50.00 10.00 -\n";
+    std::fs::write(RECORD, record).expect("a record");
+    let second = agent.start();
+    eventually("the next agent answers", || told().is_object());
+    stop(second);
+    assert_eq!(std::fs::read_to_string(RECORD).expect("the record"), record);
 }

@@ -13,6 +13,7 @@ use tiexec_core::config::Edges;
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::pmu_counts::Counted;
 use tiexec_core::report::SCHEMA;
+use tiexec_core::tlb_sweep::Measured;
 
 use crate::itlb::{
     Evidence, Footprint, Itlb, Judgement, Level, MissTime, Model, Popularity, Shares, Source,
@@ -527,12 +528,35 @@ fn describe(itlb: &Itlb) -> String {
         Source::Table => "by its model",
         Source::Assumed => "assumed",
     };
-    text +=
-        &itlb.name.map_or_else(|| format!(" ({source})"), |name| format!(" ({name}, {source})"));
+    let source = itlb.name.map_or_else(|| source.to_owned(), |name| format!("{name}, {source}"));
+    text += &match measured(itlb) {
+        Some(measured) => format!(" ({measured} measured; {source})"),
+        None => format!(" ({source})"),
+    };
     if let Some(table) = &itlb.otherwise {
         text += &format!("; by its model the second level has {}", level(table));
     }
     text + &itlb.hidden.map_or(String::new(), |hidden| format!("; {hidden}"))
+}
+
+/// Names the figures of the description that were measured; `None` if none was.
+fn measured(itlb: &Itlb) -> Option<String> {
+    let Measured { base, huge } = itlb.measured;
+    let levels = [
+        ("first", Some(itlb.first), base.first, huge.first),
+        ("second", itlb.second, base.second, huge.second),
+    ];
+    let name = |(name, level, of_base, of_huge): (_, _, Option<u32>, Option<u32>)| {
+        let pages = match level? {
+            Level::Split { .. } if of_huge.is_none() => " for base pages",
+            Level::Split { .. } if of_base.is_none() => " for huge pages",
+            _ => "",
+        };
+        (of_base.is_some() || !pages.is_empty() && of_huge.is_some())
+            .then(|| format!("{name} level{pages}"))
+    };
+    let names: Vec<String> = levels.into_iter().filter_map(name).collect();
+    (!names.is_empty()).then(|| names.join(" and "))
 }
 
 fn counted(counted: &Counted) -> Option<String> {
@@ -683,6 +707,24 @@ mod tests {
         // Without the way that moves, the way that reaches half is the best.
         circumstances.ways.pop();
         assert_eq!(advise(&tally(5), &circumstances).next.as_deref(), Some("half"));
+    }
+
+    #[test]
+    fn what_was_measured_is_named() {
+        use tiexec_core::tlb_sweep::Levels;
+        let known = Itlb { name: Some("Zen"), source: Source::Cpuid, ..Itlb::USUAL };
+        let levels = |first, second| Levels { first, second, second_ns: None, walk_ns: None };
+        let of = |base, huge| describe(&known.clone().measured(Measured { base, huge }, false));
+        assert_eq!(
+            of(levels(Some(70), Some(256)), levels(Some(9), None)),
+            "70 base + 9 huge entries; second level 256, data too (first level and second level measured; Zen, as the processor says)"
+        );
+        let base_only = of(levels(Some(70), None), Levels::UNCLEAR);
+        assert!(base_only.contains("(first level for base pages measured; Zen,"), "{base_only}");
+        let huge_only = of(Levels::UNCLEAR, levels(Some(9), None));
+        assert!(huge_only.contains("(first level for huge pages measured; Zen,"), "{huge_only}");
+        let none = of(Levels::UNCLEAR, levels(None, Some(300)));
+        assert!(none.ends_with("1024, data too (Zen, as the processor says)"), "{none}");
     }
 
     #[test]

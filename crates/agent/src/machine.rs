@@ -1,9 +1,14 @@
 //! The facts about this machine that stop rules, for all processes.
 
-use tiexec_remap::host_pages;
+use std::time::Duration;
+
+use tiexec_remap::{host_pages, jumps, workers};
 use tiexec_sys::{pidfd, thp};
 
 use crate::rules::{Action, Rule};
+
+/// The time limit for timing jumps.
+const TIMING: Duration = Duration::from_secs(10);
 
 /// The facts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,5 +30,16 @@ impl Machine {
     pub fn look() -> Self {
         let splits = thp::pages().and_then(host_pages::measured);
         Self { has_guard: pidfd::tells_ends() == Ok(true), splits: splits == Some(true) }
+    }
+}
+
+/// Times the jumps that show the instruction TLB, in a process of its own, unless the times are recorded already. A rule with
+/// `max-huge-pages = "auto"` and the daily scan use them. This takes about a second.
+pub(crate) fn time_jumps() {
+    if let Some(pages) = thp::pages()
+        && jumps::known(pages).is_none()
+    {
+        // Whoever needs the times measures them again then.
+        let _measured = workers::apart(TIMING, || jumps::measured(pages).is_ok());
     }
 }

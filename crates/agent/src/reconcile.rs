@@ -32,7 +32,7 @@ use crate::forked::Forked;
 use crate::guard::Guard;
 use crate::kept::{Locked, Stamp};
 use crate::launches::Launches;
-use crate::machine::Machine;
+use crate::machine::{Machine, time_jumps};
 use crate::metrics::{Metrics, Share};
 use crate::off::{self, Off};
 use crate::pod_watch::{PodWatch, Told};
@@ -329,6 +329,7 @@ impl<'a> Agent<'a> {
         self.read_rules();
         self.read_verdicts();
         let _nobody_listens = sd_notify::notify(&[NotifyState::Ready]);
+        time_jumps();
         loop {
             let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
             self.see_switch();

@@ -40,4 +40,5 @@ pub mod setting;
 pub mod skip;
 pub mod smaps;
 pub mod snapshot;
+pub mod tlb_sweep;
 pub mod value;

@@ -18,7 +18,7 @@ use tiexec_sys::{Pid, SysError, areas, processor};
 
 use crate::locked_target::{LockedTarget, Treated};
 use crate::policy::policy;
-use crate::sampling::{FREQUENCY, Sampling, miss_time, number};
+use crate::sampling::{FREQUENCY, Sampling, number, tlb};
 
 /// How long to sample if `--settle` does not say.
 const USUAL: Duration = Duration::from_secs(5);
@@ -28,6 +28,7 @@ const USUAL: Duration = Duration::from_secs(5);
 pub struct Hot {
     tally: Tally,
     budget: Budget,
+    itlb: Itlb,
     time: MissTime,
     policy: Policy,
 }
@@ -61,12 +62,12 @@ impl Hot {
         };
         let count = |tally: &Tally| samples.set(tally.by_process().values().sum());
         sampling.until(Instant::now().checked_add(time), over, count)?;
-        // Only `auto` needs to know what a page walk costs on this machine.
-        let time = match budget {
-            Budget::Auto | Budget::AutoUpTo(_) => miss_time(pages),
-            Budget::Pages(_) => MissTime::USUAL,
+        // Only `auto` needs to know this machine.
+        let (itlb, time) = match budget {
+            Budget::Auto | Budget::AutoUpTo(_) => tlb(pages),
+            Budget::Pages(_) => (Itlb::of(&processor::read()), MissTime::USUAL),
         };
-        Ok(Self { tally: sampling.end(), budget, time, policy })
+        Ok(Self { tally: sampling.end(), budget, itlb, time, policy })
     }
 
     /// Chooses the huge pages of a process.
@@ -92,15 +93,13 @@ impl Hot {
             .map(|page| (page.at, page.samples))
             .collect();
         let huge = areas::huge_text(&locked.target.process, pages).unwrap_or_default();
-        let itlb = Itlb::of(&processor::read());
-        let time = self.time;
         let heat = Heat {
             pages,
             samples: &samples,
             huge: &huge,
             candidates: &candidates,
-            itlb: &itlb,
-            time,
+            itlb: &self.itlb,
+            time: self.time,
         };
         Ok(choose(self.budget, &heat))
     }

@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use tiexec_advise::itlb::MissTime;
+use tiexec_advise::itlb::{Itlb, MissTime};
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::perf::samples::What;
 use tiexec_remap::{host_pages, jumps};
 use tiexec_sys::perf_sampler::{Clock, Heirs, Sampler, Woken};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, areas, process};
+use tiexec_sys::{Errno, Pid, SysError, areas, process, processor};
 use tiexec_tracee::threads;
 
 /// How often the buffers are emptied.
@@ -236,14 +236,15 @@ fn is_filtered() -> bool {
     status.is_ok_and(|status| status.seccomp == 2)
 }
 
-/// Returns what a miss costs on this machine, as measured within a day. Measures it if needed, and returns the usual cost if there is
-/// no memory to spare for that.
-pub fn miss_time(pages: Pages) -> MissTime {
-    jumps::times(pages).map_or(MissTime::USUAL, |times| {
-        let is_split = host_pages::known().or_else(|| host_pages::measured(pages));
-        MissTime::of_jumps(times.iter().map(|times| (times.base_ns, times.huge_ns)))
-            .on_host(is_split == Some(true))
-    })
+/// Returns the instruction TLB of this machine and what a miss costs, as far as recorded jumps show them. Measures the jumps if there is no
+/// record. Without memory to spare for that, the processor's own figures and the usual cost count.
+pub fn tlb(pages: Pages) -> (Itlb, MissTime) {
+    let itlb = Itlb::of(&processor::read());
+    let Ok(times) = jumps::times(pages) else { return (itlb, MissTime::USUAL) };
+    let is_split = host_pages::known().or_else(|| host_pages::measured(pages)) == Some(true);
+    let itlb = itlb.measured(times.levels(pages.base), is_split);
+    let time = MissTime::of_jumps(&times, &itlb).on_host(is_split);
+    (itlb, time)
 }
 
 /// Returns a process id as records have it.

@@ -9,19 +9,17 @@
 //! erratum of many Intel processors (`nx_huge_pages`). Loads do not show that, but jumps do. Source: the kernel's
 //! Documentation/admin-guide/hw-vuln/multihit.rst.
 //!
-//! A processor fetches ahead along the jumps that it predicts, which hides the TLB's first level. So each jump reads its
-//! target from a sequence without pattern, and nearly every prediction fails. All three kinds of text run one sequence over as many
-//! lines, so that only the pages differ.
+//! All three kinds of text run one sequence of jumps over as many lines, so that only the pages differ.
 
 use std::time::Instant;
 
 use rustix::mm::ProtFlags;
 use tiexec_core::addr::Pages;
 
-use crate::arch;
 use crate::error::{Errno, SysError};
+use crate::jump_timing::Jumps;
 use crate::process;
-use crate::timed_copy::{TimedCopy, without_order, without_pattern, zeroes};
+use crate::timed_copy::{Kind, TimedCopy, without_order, without_pattern, zeroes};
 
 /// Nanoseconds for a step to another place, the best of several rounds. A step is a load that waits for the load before
 /// it, or a jump that the processor cannot predict.
@@ -71,8 +69,6 @@ const NEAR: usize = 8;
 const MOST: usize = 32 << 20;
 /// Loads in one timing.
 const LOADS: usize = PLACES * 32;
-/// Jumps in one timing: more than a branch predictor learns.
-const JUMPS: usize = 4096;
 /// Rounds alternate between the kinds, so that another load on the core does not slow down only one of them.
 const ROUNDS: usize = 8;
 /// Loads from many pages count as slower than those from few from this share of their time on.
@@ -83,8 +79,6 @@ const SLOWER_JUMPS: f64 = 0.2;
 /// on. On a split host (AMD Zen 3) loads had shares of 0.97 to 1.03, and jumps 0.72 to 0.96, as split huge pages have shorter walks.
 const SHARES: [f64; 2] = [0.3, 0.5];
 const LINE: usize = 64;
-/// The offset of the return, in bytes: in the first line, behind the place.
-const RETURN_AT: usize = 32;
 
 impl StepTimes {
     /// Returns whether huge pages are nearly as slow as base pages; `None` if base pages are not slower by the share `slower`
@@ -153,14 +147,18 @@ pub fn measure(pages: Pages) -> Result<Timings, SysError> {
         return Err(wrong(Errno::NOSYS));
     }
     let (near, far) = (chain(len, base, NEAR)?, chain(len, base, PLACES)?);
-    let copy = |bytes, huge| Chain::of(bytes, pages, huge);
-    let loads =
-        times(|| Ok([copy(&near, false)?, copy(&far, false)?, copy(&far, true)?]), Chain::time)?;
+    let copy = |bytes, kind| Chain::of(bytes, pages, kind);
+    let loads = times(
+        || Ok([copy(&near, Kind::Base)?, copy(&far, Kind::Base)?, copy(&far, Kind::Huge)?]),
+        Chain::time,
+    )?;
     drop((near, far));
-    let jumps = |apart, huge| Jumps::new(apart, pages, huge);
+    let mut order = without_order();
+    let jumps = |apart, kind| Jumps::new(PLACES, apart, pages, kind);
+    let far = APART * base;
     let jumps = times(
-        || Ok([jumps(LINE, false)?, jumps(APART * base, false)?, jumps(APART * base, true)?]),
-        Jumps::time,
+        || Ok([jumps(LINE, Kind::Base)?, jumps(far, Kind::Base)?, jumps(far, Kind::Huge)?]),
+        |jumps: &Jumps| jumps.time(PLACES, &mut order),
     )?;
     Ok(Timings { loads, jumps })
 }
@@ -168,7 +166,7 @@ pub fn measure(pages: Pages) -> Result<Timings, SysError> {
 /// Times the copies in few base pages, in many base pages and in huge pages, several times.
 fn times<C>(
     make: impl Fn() -> Result<[C; 3], SysError>,
-    time: impl Fn(&C) -> f64,
+    mut time: impl FnMut(&C) -> f64,
 ) -> Result<Vec<StepTimes>, SysError> {
     let mut all = Vec::with_capacity(COPIES);
     // Keep the copies until the next ones exist; otherwise those would get the same memory again.
@@ -212,8 +210,8 @@ fn chain(len: usize, base: usize, count: usize) -> Result<Vec<u8>, SysError> {
 struct Chain(TimedCopy);
 
 impl Chain {
-    fn of(bytes: &[u8], pages: Pages, huge: bool) -> Result<Self, SysError> {
-        Ok(Self(TimedCopy::of(bytes, pages, huge, ProtFlags::READ)?))
+    fn of(bytes: &[u8], pages: Pages, kind: Kind) -> Result<Self, SysError> {
+        Ok(Self(TimedCopy::of(bytes, pages, kind, ProtFlags::READ)?))
     }
 
     /// Returns the nanoseconds of one load.
@@ -232,52 +230,6 @@ impl Chain {
         let begun = Instant::now();
         run();
         begun.elapsed().as_secs_f64() * 1e9 / LOADS as f64
-    }
-}
-
-/// Text of which each place jumps to the next address of a sequence.
-struct Jumps {
-    text: TimedCopy,
-    /// The addresses. The last one returns.
-    sequence: Vec<usize>,
-}
-
-impl Jumps {
-    /// Makes text with one place in each piece of `apart` bytes.
-    fn new(apart: usize, pages: Pages, huge: bool) -> Result<Self, SysError> {
-        let overflow = |_| SysError { call: "measure", errno: Errno::INVAL };
-        let pmd = usize::try_from(pages.pmd.bytes()).map_err(overflow)?;
-        let len = (PLACES * apart).next_multiple_of(pmd);
-        let mut code = zeroes(len)?;
-        // Each place is in another set of the cache than its neighbours. A divisor of the number of pieces would repeat the
-        // address bits of the piece, which caches fold into the same set.
-        let lines = (apart / LINE).saturating_sub(3).max(1);
-        let place = |piece: usize| piece * apart + piece % lines * LINE;
-        for piece in 0..PLACES {
-            let at = place(piece);
-            code[at..at + arch::JUMP_TO_NEXT.len()].copy_from_slice(arch::JUMP_TO_NEXT);
-        }
-        code[RETURN_AT..RETURN_AT + arch::RETURN.len()].copy_from_slice(arch::RETURN);
-        let text = TimedCopy::of(&code, pages, huge, ProtFlags::READ | ProtFlags::EXEC)?;
-        let start = text.start().addr().get();
-        let pieces = without_order(JUMPS, PLACES);
-        let targets = pieces.map(|piece| start + place(piece));
-        let sequence = targets.chain([start + RETURN_AT]).collect();
-        Ok(Self { text, sequence })
-    }
-
-    /// Returns the nanoseconds of one jump.
-    fn time(&self) -> f64 {
-        // SAFETY: the text begins with a place. It reads an address from the memory that its argument points to, goes on to the
-        // next address, and jumps. Nothing else of the registers, the stack and the memory changes.
-        let code: extern "C" fn(*const usize) = unsafe { std::mem::transmute(self.text.start()) };
-        // All addresses of the sequence are places of the text, until the last one returns.
-        let run = || code(self.sequence.as_ptr());
-        // The other text's lines have gone through the cache, so a first run does not count.
-        run();
-        let begun = Instant::now();
-        run();
-        begun.elapsed().as_secs_f64() * 1e9 / JUMPS as f64
     }
 }
 

@@ -12,47 +12,69 @@ use crate::error::{Errno, SysError};
 use crate::memory::FillMapping;
 use crate::reservation::Reservation;
 
+/// The memory of a copy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Base pages.
+    Base,
+    /// Base pages whose neighbours are not neighbours in physical memory: a processor may join neighbours into one entry of
+    /// its TLB.
+    Scattered,
+    /// Huge pages.
+    Huge,
+}
+
 /// A copy of some bytes, mapped without write permission. It begins on a multiple of the huge page.
 pub(crate) struct TimedCopy(Reservation);
 
 impl TimedCopy {
-    /// Makes a copy of `bytes`, whose length is a multiple of the huge page, on base pages or on huge pages.
+    /// Makes a copy of `bytes`, whose length is a multiple of the huge page.
     ///
     /// # Errors
     /// ENOMEM and the like, without memory or huge pages.
     pub(crate) fn of(
         bytes: &[u8],
         pages: Pages,
-        huge: bool,
+        kind: Kind,
         protection: ProtFlags,
     ) -> Result<Self, SysError> {
-        let fd = memfd_create("tiexec:measure", MemfdFlags::CLOEXEC)
-            .map_err(SysError::of("memfd_create"))?;
-        let file = File::from(fd);
-        rustix::fs::ftruncate(&file, bytes.len() as u64).map_err(SysError::of("ftruncate"))?;
-        let mut fill = FillMapping::new(&file, bytes.len(), pages.pmd)?;
-        let overflow = |_| SysError { call: "measure", errno: Errno::INVAL };
-        let base = usize::try_from(pages.base.bytes()).map_err(overflow)?;
-        let pmd = usize::try_from(pages.pmd.bytes()).map_err(overflow)?;
-        if huge {
-            fill.make_huge(0, bytes.len(), pmd, base)?;
-        } else {
-            fill.populate(0, bytes.len())?;
-        }
-        fill.write(0, bytes)?;
-        drop(fill);
-        Self::map(&file, bytes.len(), pages, protection)
+        let file = filled(bytes.len(), pages, kind, |fill| fill.write(0, bytes))?;
+        Self::map(&file, [bytes.len(), 1], pages, protection)
     }
 
-    fn map(file: &File, len: usize, pages: Pages, protection: ProtFlags) -> Result<Self, SysError> {
-        let reserved = Reservation::new(len, pages.pmd)?;
-        let start = reserved.start().as_ptr();
+    /// Makes `len` bytes, a multiple of the huge page, of which `fill` fills a part. They are mapped `times` times, one copy behind
+    /// the other.
+    ///
+    /// # Errors
+    /// As [`of`](Self::of); ENOMEM at `RLIMIT_AS` and at `vm.max_map_count`.
+    pub(crate) fn filled(
+        [len, times]: [usize; 2],
+        pages: Pages,
+        kind: Kind,
+        protection: ProtFlags,
+        fill: impl FnOnce(&mut FillMapping) -> Result<(), SysError>,
+    ) -> Result<Self, SysError> {
+        Self::map(&filled(len, pages, kind, fill)?, [len, times], pages, protection)
+    }
+
+    fn map(
+        file: &File,
+        [len, times]: [usize; 2],
+        pages: Pages,
+        protection: ProtFlags,
+    ) -> Result<Self, SysError> {
+        let all = len.checked_mul(times).ok_or(OVERFLOW)?;
+        let reserved = Reservation::new(all, pages.pmd)?;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        // SAFETY: the `len` bytes at `start` lie in the reservation just made, which no other code knows of.
-        unsafe { rustix::mm::mmap(start.cast(), len, protection, flags, file.as_fd(), 0) }
-            .map_err(SysError::of("mmap(MAP_PRIVATE)"))?;
+        for at in (0..all).step_by(len) {
+            let start = reserved.part("measure", at, len)?.as_ptr();
+            // SAFETY: the `len` bytes at `start` lie in the reservation just made, which no other code knows of.
+            unsafe { rustix::mm::mmap(start.cast(), len, protection, flags, file.as_fd(), 0) }
+                .map_err(SysError::of("mmap(MAP_PRIVATE)"))?;
+        }
+        let start = reserved.start().as_ptr();
         // SAFETY: populating our own fresh mapping changes nothing that a reference could see.
-        unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxPopulateRead) }
+        unsafe { rustix::mm::madvise(start.cast(), all, Advice::LinuxPopulateRead) }
             .map_err(SysError::of("madvise(MADV_POPULATE_READ)"))?;
         Ok(Self(reserved))
     }
@@ -62,6 +84,43 @@ impl TimedCopy {
         self.0.start()
     }
 }
+
+const OVERFLOW: SysError = SysError { call: "measure", errno: Errno::INVAL };
+
+/// Makes a memfd of `len` bytes of this kind of memory, which `fill` fills.
+fn filled(
+    len: usize,
+    pages: Pages,
+    kind: Kind,
+    fill: impl FnOnce(&mut FillMapping) -> Result<(), SysError>,
+) -> Result<File, SysError> {
+    let fd = memfd_create("tiexec:measure", MemfdFlags::CLOEXEC)
+        .map_err(SysError::of("memfd_create"))?;
+    let file = File::from(fd);
+    rustix::fs::ftruncate(&file, len as u64).map_err(SysError::of("ftruncate"))?;
+    let mut mapping = FillMapping::new(&file, len, pages.pmd)?;
+    let base = usize::try_from(pages.base.bytes()).map_err(|_overflow| OVERFLOW)?;
+    let pmd = usize::try_from(pages.pmd.bytes()).map_err(|_overflow| OVERFLOW)?;
+    match kind {
+        Kind::Base => mapping.populate(0, len)?,
+        Kind::Scattered => {
+            // Pages that are populated one after the other are neighbours in physical memory. The pages stay close together, as those of a
+            // file are: the walks of a program's text find most of the page tables in the caches.
+            for index in 0..len / base {
+                let page = index / WINDOW * WINDOW + index * STRIDE % WINDOW;
+                mapping.populate(page * base, base)?;
+            }
+        }
+        Kind::Huge => mapping.make_huge(0, len, pmd, base)?,
+    }
+    fill(&mut mapping)?;
+    Ok(file)
+}
+
+/// The pages of [`Kind::Scattered`] change places within this number of them, a power of two.
+const WINDOW: usize = 64;
+/// The distance of pages that are neighbours in physical memory; odd, and far from the numbers that a processor may join.
+const STRIDE: usize = 29;
 
 /// Returns `len` bytes of zero.
 ///
@@ -85,10 +144,10 @@ pub(crate) fn without_pattern(count: usize) -> Vec<usize> {
     order
 }
 
-/// Returns `count` numbers below `limit` without order, the same every time. Numbers repeat.
-pub(crate) fn without_order(count: usize, limit: usize) -> impl Iterator<Item = usize> {
+/// Returns numbers without order, the same every time.
+pub(crate) fn without_order() -> impl Iterator<Item = usize> {
     let mut state = SEED;
-    (0..count).map(move |_| next(&mut state) % limit)
+    std::iter::repeat_with(move || next(&mut state))
 }
 
 const SEED: u64 = 0x2545_f491_4f6c_dd1d;

@@ -22,14 +22,13 @@ pub fn ctl<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Done {
     let args: Vec<OsString> = args.into_iter().map(|arg| arg.as_ref().to_owned()).collect();
     let samples = |command: &OsString| ["advise", "report", "scan"].iter().any(|it| command == it);
     if args.first().is_some_and(samples) {
-        share_miss_times();
+        share_jumps();
     }
     ctl_behind(&[], args)
 }
 
-/// Gives this test's own `/run` the record of what a TLB miss costs here. One test of a run measures that, by `advise`: it takes
-/// half a second of a processor.
-fn share_miss_times() {
+/// Gives this test's own `/run` the times of jumps on this machine. One test of a run measures them: that takes a second of a processor.
+pub fn share_jumps() {
     static SHARED: Once = Once::new();
     const MACHINE: &str = "/run/tiexec/machine";
     SHARED.call_once(|| {
@@ -38,11 +37,10 @@ fn share_miss_times() {
         }
         super::store::own_run();
         let copy = |from: &Path, to: &Path| super::warm::run("cp", &[Path::new("-a"), from, to]);
-        let record = super::once("miss-times", |place| {
-            let busy = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
-            let mut advise = Command::new(super::tiexecctl());
-            let measured = advise.args(["advise", "--", "sh", "-c", busy]).output();
-            // A machine where nobody can sample has no record.
+        let record = super::once("jumps", |place| {
+            let mut doctor = Command::new(super::tiexecctl());
+            let measured = doctor.args(["doctor", "--measure"]).output();
+            // A machine with too little memory has no record.
             if measured.is_ok() && Path::new(MACHINE).exists() {
                 copy(Path::new(MACHINE), place);
             }

@@ -45,9 +45,11 @@ pub fn tiexecctl() -> &'static Path {
     FOUND.get_or_init(|| binary("tiexecctl"))
 }
 
-/// Returns the `tiexecd` under test, and gives the thread [its own `/run`](super::store::own_run).
+/// Returns the `tiexecd` under test, and gives the thread [its own `/run`](super::store::own_run) with
+/// [what is known of the machine](super::attaching::share_jumps).
 pub fn tiexecd() -> &'static Path {
     super::store::own_run();
+    super::attaching::share_jumps();
     static FOUND: OnceLock<PathBuf> = OnceLock::new();
     FOUND.get_or_init(|| binary("tiexecd"))
 }

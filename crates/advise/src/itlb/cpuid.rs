@@ -9,6 +9,7 @@
 //! "see leaf 0x18" (descriptor 0xfe). In that case a table by family and model is used.
 
 use tiexec_core::processor::{CpuidLeaves, Registers};
+use tiexec_core::tlb_sweep::Measured;
 
 use super::processors;
 use super::tlb::{Itlb, Level, Source};
@@ -36,6 +37,7 @@ pub(super) fn from_cpuid(leaves: &CpuidLeaves) -> Itlb {
         (Some(levels), known) => Itlb {
             name: known.map(|part| part.name),
             source: Source::Cpuid,
+            measured: Measured::UNCLEAR,
             hidden,
             otherwise: known.and_then(|part| part.itlb().second).filter(|table| {
                 levels.second.is_some_and(|said| differ_much(said.entries().0, table.entries().0))

@@ -4,8 +4,10 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use tiexec_core::budget::{ENOUGH_SAMPLES, Misses};
+use tiexec_core::tlb_sweep::Sweeps;
 
 use super::MODEL_FACTORS;
+use super::tlb::Itlb;
 
 /// The answer: is huge text worth it?
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -56,6 +58,9 @@ pub struct MissTime {
     /// True if the host of this machine splits huge pages. The TLB then has an entry for each base page, so huge pages
     /// shorten walks but save no misses, and `second_ns` is 0.
     pub split: bool,
+    /// The cost of a hit of the second level, if a walk costs more.
+    #[serde(skip)]
+    hit_ns: f64,
 }
 
 impl MissTime {
@@ -67,21 +72,23 @@ impl MissTime {
         walk_range_ns: [12.0; 2],
         measured: false,
         split: false,
+        hit_ns: 3.0,
     };
 
-    /// Computes the cost from pairs of measured times, in nanoseconds. Each pair is the time of a jump to another page,
-    /// in text beyond both levels, on base pages and on huge pages. Without pairs, the result is
-    /// [`USUAL`](Self::USUAL).
-    pub fn of_jumps(times: impl IntoIterator<Item = (f64, f64)>) -> Self {
-        let walks = times.into_iter().map(|(base_ns, huge_ns)| (base_ns - huge_ns).max(0.0));
+    /// Computes the cost from measured jumps, on this TLB. A walk costs what jumps take longer on base pages than on huge pages, among
+    /// four times as many pages as both levels have entries. Without jumps, the result is [`USUAL`](Self::USUAL).
+    pub fn of_jumps(times: &Sweeps, itlb: &Itlb) -> Self {
+        let entries = itlb.second.unwrap_or(itlb.first).entries().0;
+        let walks = times.beyond(entries).map(|point| {
+            let missed = (1.0 - f64::from(entries) / f64::from(point.places)).max(0.5);
+            (point.base_ns - point.huge_ns).max(0.0) / missed
+        });
         let mut walks: Vec<f64> = walks.collect();
         walks.sort_unstable_by(f64::total_cmp);
         let (Some(&least), Some(&most)) = (walks.first(), walks.last()) else { return Self::USUAL };
-        Self {
-            walk_range_ns: [least, most],
-            measured: true,
-            ..Self::USUAL.of_walk(walks[walks.len() / 2])
-        }
+        let hit_ns = itlb.measured.base.second_ns.unwrap_or(Self::USUAL.hit_ns);
+        let of_one = Self { hit_ns, ..Self::USUAL }.of_walk(walks[walks.len() / 2]);
+        Self { walk_range_ns: [least, most], measured: true, ..of_one }
     }
 
     /// Returns the cost for a machine whose host splits huge pages, or does not split them.
@@ -93,7 +100,7 @@ impl MissTime {
 
     /// Returns the cost with another time of a walk.
     fn of_walk(self, walk_ns: f64) -> Self {
-        let second_ns = walk_ns.min(Self::USUAL.second_ns);
+        let second_ns = walk_ns.min(self.hit_ns);
         let walk_range_ns = [walk_ns; 2];
         Self { second_ns, walk_ns, walk_range_ns, measured: false, ..self }.on_host(self.split)
     }
@@ -272,6 +279,20 @@ impl Evidence {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::itlb::{Level, Source};
+    use tiexec_core::tlb_sweep::{Levels, Measured, Point};
+
+    /// Returns the cost by one jump of each copy, on base pages and on huge pages, of which a TLB of `USUAL` misses three quarters.
+    fn of_jumps<const N: usize>(times: [(f64, f64); N]) -> MissTime {
+        let point = |(base_ns, huge_ns): (f64, f64)| Point {
+            places: 4096,
+            near_ns: 1.0,
+            base_ns: base_ns * 0.75,
+            huge_ns: huge_ns * 0.75,
+            far_ns: None,
+        };
+        MissTime::of_jumps(&Sweeps(times.map(|times| vec![point(times)]).to_vec()), &Itlb::USUAL)
+    }
 
     const fn misses(first: f64, walks: f64) -> Misses {
         Misses { first, walks }
@@ -313,8 +334,33 @@ mod tests {
     }
 
     #[test]
+    fn measured_levels_take_the_place_of_others() {
+        let of = |first, second| Levels { first, second, second_ns: Some(2.0), walk_ns: None };
+        let measured = Measured { base: of(Some(70), Some(256)), huge: of(Some(9), Some(250)) };
+        let on = |split| Itlb::USUAL.measured(measured, split);
+        let whole = on(false);
+        assert_eq!(whole.first, Level::Split { base: 70, huge: 9 });
+        assert_eq!((whole.second, whole.source), (Some(Level::Shared(256)), Source::Assumed));
+        // There an entry is one for a base page.
+        assert_eq!(on(true).first, Level::Split { base: 70, huge: 8 });
+        let partly = Measured { base: of(None, Some(256)), huge: Levels::UNCLEAR };
+        let partly = Itlb::USUAL.measured(partly, false);
+        assert_eq!((partly.first, partly.second), (Itlb::USUAL.first, Some(Level::Shared(256))));
+        let none = Itlb { second: None, ..Itlb::USUAL };
+        assert_eq!(none.clone().measured(measured, false).second, Some(Level::Shared(256)));
+        assert_eq!(none.measured(Measured::UNCLEAR, false).second, None);
+        // A hit of the second level costs what was measured, and not more than a walk.
+        let sweeps = |base_ns| {
+            let point = Point { places: 1024, near_ns: 1.0, base_ns, huge_ns: 1.0, far_ns: None };
+            Sweeps(vec![vec![point]])
+        };
+        let times = [13.0, 1.75].map(|ns| MissTime::of_jumps(&sweeps(ns), &whole));
+        assert_eq!(times.map(|time| (time.second_ns, time.walk_ns)), [(2.0, 16.0), (1.0, 1.0)]);
+    }
+
+    #[test]
     fn where_huge_pages_gain_nothing() {
-        let time = MissTime::of_jumps([(4.0, 4.5), (4.2, 4.1), (4.0, 4.0)]);
+        let time = of_jumps([(4.0, 4.5), (4.2, 4.1), (4.0, 4.0)]);
         let judgement = Evidence { time, ..evidence(misses(1.5, 0.6), misses(0.0, 0.0)) }.judge();
         assert_eq!(judgement.verdict, Verdict::NotWorthIt);
         assert!(judgement.reasons[0].contains("no faster"), "{:?}", judgement.reasons);
@@ -322,7 +368,7 @@ mod tests {
 
     #[test]
     fn where_the_host_splits_huge_pages() {
-        let time = MissTime::of_jumps([(36.0, 30.0), (35.0, 30.0), (37.0, 30.0)]).on_host(true);
+        let time = of_jumps([(36.0, 30.0), (35.0, 30.0), (37.0, 30.0)]).on_host(true);
         let judge = |now| Evidence { time, ..evidence(now, misses(0.0, 0.0)) }.judge();
         let hits_alone = judge(misses(3.0, 0.0));
         assert_eq!(hits_alone.verdict, Verdict::NotWorthIt);
@@ -337,7 +383,7 @@ mod tests {
     #[test]
     fn a_walk_that_cannot_be_told() {
         let judge = |times: [(f64, f64); 3]| {
-            let time = MissTime::of_jumps(times);
+            let time = of_jumps(times);
             Evidence { time, ..evidence(misses(1.5, 0.6), misses(0.0, 0.0)) }.judge()
         };
         let told = judge([(30.0, 10.0), (28.0, 10.0), (33.0, 10.0)]);

@@ -5,6 +5,8 @@
 //! for family 17h, 56665 for 19h, 58455 for 1Ah), "instruction fetch"; the Technical Reference Manuals of Arm's cores,
 //! "TLB organization". If the threads of a core share entries, the table gives the total.
 
+use tiexec_core::tlb_sweep::Measured;
+
 use super::tlb::{Itlb, Level, Source};
 
 /// The known facts of one processor design.
@@ -21,6 +23,7 @@ impl Part {
         Itlb {
             name: Some(self.name),
             source: Source::Table,
+            measured: Measured::UNCLEAR,
             hidden: None,
             otherwise: None,
             first: self.first,

@@ -67,7 +67,7 @@ pub fn run() -> u8 {
     }
     match ctl.command {
         CtlCommand::Inspect { targets, each, json } => inspect::run(&targets, each, json),
-        CtlCommand::Doctor { targets, json } => doctor::run(&targets, json),
+        CtlCommand::Doctor { targets, measure, json } => doctor::run(&targets, measure, json),
         CtlCommand::Status { json } => status::run(json),
         CtlCommand::Top(options) => top::run(&options),
         CtlCommand::Rules(command) => rules::run(&command),

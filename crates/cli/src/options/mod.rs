@@ -97,6 +97,9 @@ pub enum CtlCommand {
         /// The processes to judge.
         #[command(flatten)]
         targets: Targets,
+        /// Time jumps anew, and keep the times for `advise`, `scan` and `tiexecd` until the next boot
+        #[arg(long, conflicts_with = "targets")]
+        measure: bool,
         /// Print JSON
         #[arg(long)]
         json: bool,

@@ -29,21 +29,6 @@ pub(crate) const JUMP_TO_NEXT: &[u8] = &[
     0x20, 0x00, 0x1f, 0xd6, // br x1
 ];
 
-/// Returns a jump over `distance` bytes, counted from the first byte of the jump: at most 128 MiB either way.
-pub(crate) fn jump(distance: i32) -> Vec<u8> {
-    // b imm26, in instructions.
-    let instruction = 0x1400_0000 | (distance / 4).cast_unsigned() & 0x03ff_ffff;
-    instruction.to_le_bytes().to_vec()
-}
-
-/// Returns the distance that [`jump`] was given.
-#[cfg(test)]
-pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
-    let instruction = u32::from_le_bytes(*code.first_chunk()?);
-    // The shifts up and down carry the sign.
-    (instruction >> 26 == 5).then_some((instruction << 6).cast_signed() >> 4)
-}
-
 /// Calls clone(2) with these flags for a child that shares this process's memory, and once more without flags in that
 /// child, which then ends. The first child writes its id and the answer to its clone(2) to `told`. Returns 0 in the second
 /// child, and the answer to the first clone(2) in this process.

@@ -21,21 +21,6 @@ pub(crate) const JUMP_TO_NEXT: &[u8] = &[
     0xff, 0xe0, // jmp rax
 ];
 
-/// Returns a jump over `distance` bytes, counted from the first byte of the jump.
-pub(crate) fn jump(distance: i32) -> Vec<u8> {
-    // jmp rel32, relative to the end of the jump.
-    let mut code = vec![0xe9];
-    code.extend((distance - 5).to_le_bytes());
-    code
-}
-
-/// Returns the distance that [`jump`] was given.
-#[cfg(test)]
-pub(crate) fn jump_distance(code: &[u8]) -> Option<i32> {
-    let [0xe9, a, b, c, d, ..] = *code else { return None };
-    Some(i32::from_le_bytes([a, b, c, d]) + 5)
-}
-
 /// Calls clone(2) with these flags for a child that shares this process's memory, and once more without flags in that
 /// child, which then ends. The first child writes its id and the answer to its clone(2) to `told`. Returns 0 in the second
 /// child, and the answer to the first clone(2) in this process.

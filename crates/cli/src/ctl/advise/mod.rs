@@ -21,7 +21,7 @@ use tiexec_core::plan::Plan;
 use tiexec_core::pmu_counts::Counted;
 use tiexec_engine::locked_target::{LONGEST, LockedTarget};
 use tiexec_engine::policy::policy;
-use tiexec_engine::sampling::{miss_time, number};
+use tiexec_engine::sampling::{number, tlb};
 use tiexec_remap::attach::attach;
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
@@ -29,7 +29,7 @@ use tiexec_remap::store::directory::Directory;
 use tiexec_remap::{restart, workers};
 use tiexec_sys::perf_sampler::Clock;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, areas, process, processor, thp};
+use tiexec_sys::{Pid, areas, process, thp};
 
 use super::progress::Progress;
 use super::targets::{looked_at, targets, together};
@@ -168,9 +168,10 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Reads them, and measures what a miss costs.
+    /// Reads them, and measures the TLB if that is not known.
     pub(super) fn look(pages: Pages) -> Self {
-        Self { pages, itlb: Itlb::of(&processor::read()), time: miss_time(pages) }
+        let (itlb, time) = tlb(pages);
+        Self { pages, itlb, time }
     }
 }
 

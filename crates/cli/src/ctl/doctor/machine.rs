@@ -12,12 +12,12 @@ use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::rebase::MAX_ALIGNMENT;
+use tiexec_core::tlb_sweep::{Levels, Measured, Point, Sweeps};
 use tiexec_engine::settings::{CONFIG_FILE, config_file};
 use tiexec_engine::switched_off::FILE as SWITCHED_OFF;
 use tiexec_remap::pagecache::{self, Prepared};
 use tiexec_remap::store::directory::{Directory, is_on_tmpfs};
-use tiexec_remap::{headroom, host_pages};
-use tiexec_sys::jump_timing;
+use tiexec_remap::{headroom, host_pages, jumps};
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::seccomp_trial::mm_map_size;
@@ -32,7 +32,8 @@ use super::{Finding, Level};
 /// The least speedup from which jumps on huge pages count as faster.
 const WORTH_IT: f64 = 1.05;
 
-pub(super) fn examine() -> Vec<Finding> {
+/// Makes the findings. With `measure`, times jumps anew, and records the times.
+pub(super) fn examine(measure: bool) -> Vec<Finding> {
     let mut findings = vec![kernel()];
     findings.extend(switches());
     let Some(pages) = thp::pages() else {
@@ -68,7 +69,20 @@ pub(super) fn examine() -> Vec<Finding> {
     let host = host(pages);
     let is_split = matches!(host.level, Level::Warn);
     findings.push(host);
-    findings.push(gain(pages, is_split));
+    let times = match jumps::known(pages).filter(|_| !measure) {
+        Some(times) => Ok(times),
+        None if measure => jumps::measured(pages),
+        None => jumps::measure(pages),
+    };
+    match times {
+        Ok(times) => {
+            findings.extend([gain(&times, pages, is_split), tlb(&times.levels(pages.base))])
+        }
+        Err(error) => findings
+            .extend(["gain", "tlb"].map(|thing| {
+                Finding::new(Level::No, thing, format_args!("not measured: {error}"))
+            })),
+    }
     findings
 }
 
@@ -497,30 +511,51 @@ fn host(pages: Pages) -> Finding {
     }
 }
 
-/// Times jumps. With `is_split` the host splits huge pages, so that other code gains less than these jumps.
-fn gain(pages: Pages, is_split: bool) -> Finding {
-    match jump_timing::measure(pages) {
-        Ok(mut times) => {
-            times.sort_unstable_by(|one, other| {
-                (one.base_ns / one.huge_ns).total_cmp(&(other.base_ns / other.huge_ns))
-            });
-            let times = times[times.len() / 2];
-            let ratio = times.base_ns / times.huge_ns;
-            let figures = format!(
-                "a jump over 32 MiB of text takes {:.1} ns on base pages, {:.1} ns on huge pages",
-                times.base_ns, times.huge_ns
-            );
-            if ratio >= WORTH_IT && is_split {
-                let what = format_args!(
-                    "{figures}: {ratio:.1} times as fast, for jumps only; programs gain less on this host"
-                );
-                Finding::new(Level::Ok, "gain", what)
-            } else if ratio >= WORTH_IT {
-                Finding::new(Level::Ok, "gain", format_args!("{figures}: {ratio:.1} times as fast"))
-            } else {
-                Finding::new(Level::Warn, "gain", format_args!("{figures}: no gain"))
-            }
-        }
-        Err(error) => Finding::new(Level::No, "gain", format_args!("not measured: {error}")),
+/// Returns whether jumps are faster on huge pages. With `is_split` the host splits huge pages, so that other code gains less than these jumps.
+fn gain(times: &Sweeps, pages: Pages, is_split: bool) -> Finding {
+    let mut points: Vec<Point> = times.beyond(u32::MAX).collect();
+    points.sort_unstable_by(|one, other| {
+        (one.base_ns / one.huge_ns).total_cmp(&(other.base_ns / other.huge_ns))
+    });
+    let Some(Point { places, base_ns, huge_ns, .. }) = points.get(points.len() / 2) else {
+        return Finding::new(Level::No, "gain", "not measured");
+    };
+    let ratio = base_ns / huge_ns;
+    let figures = format!(
+        "a jump over {} MiB of text takes {base_ns:.1} ns on base pages, {huge_ns:.1} ns on huge pages",
+        (u64::from(*places) * pages.base.bytes()) >> 20
+    );
+    if ratio >= WORTH_IT && is_split {
+        let what = format_args!(
+            "{figures}: {ratio:.1} times as fast, for jumps only; programs gain less on this host"
+        );
+        Finding::new(Level::Ok, "gain", what)
+    } else if ratio >= WORTH_IT {
+        Finding::new(Level::Ok, "gain", format_args!("{figures}: {ratio:.1} times as fast"))
+    } else {
+        Finding::new(Level::Warn, "gain", format_args!("{figures}: no gain"))
     }
+}
+
+/// Returns the levels of the instruction TLB that the jumps show.
+fn tlb(measured: &Measured) -> Finding {
+    let of = |levels: &Levels, kind: &str| {
+        let Levels { first, second, second_ns, walk_ns } = *levels;
+        let entries =
+            |entries: Option<u32>| entries.map_or("unclear".to_owned(), |n| n.to_string());
+        let time = |ns: Option<f64>| ns.map_or(String::new(), |ns| format!(" ({ns:.1} ns)"));
+        format!(
+            "{kind} pages: first level {}, second {}{}, walks{}",
+            entries(first),
+            entries(second),
+            time(second_ns),
+            walk_ns.map_or(" unclear".to_owned(), |ns| format!(" {ns:.1} ns"))
+        )
+    };
+    let finding = format!("{}; {}", of(&measured.base, "base"), of(&measured.huge, "huge"));
+    if measured.is_clear() {
+        return Finding::new(Level::Ok, "tlb", finding);
+    }
+    Finding::new(Level::No, "tlb", finding)
+        .fix("tiexecctl doctor --measure while the machine is quieter")
 }

@@ -80,9 +80,9 @@ impl Finding {
     }
 }
 
-pub(super) fn run(selected: &Targets, json: bool) -> u8 {
+pub(super) fn run(selected: &Targets, measure: bool, json: bool) -> u8 {
     if selected.is_empty() {
-        return examine(None, json);
+        return tell(None, &machine::examine(measure), json);
     }
     let pids = match targets(selected) {
         Ok(pids) => pids,
@@ -90,22 +90,19 @@ pub(super) fn run(selected: &Targets, json: bool) -> u8 {
     };
     let one = |pid: Pid| {
         let pid = pid.as_raw_nonzero().get();
-        looked_at("examine", pid, LOOKING, || examine(Some(pid), json))
+        looked_at("examine", pid, LOOKING, || examine(pid, json))
     };
     together(pids.into_iter().map(one).collect(), selected)
 }
 
-fn examine(pid: Option<i32>, json: bool) -> u8 {
-    let findings = match pid {
-        None => machine::examine(),
-        Some(pid) => match target::examine(pid) {
-            Ok(findings) => findings,
-            Err(status) => return status,
-        },
-    };
+fn examine(pid: i32, json: bool) -> u8 {
+    target::examine(pid).map_or_else(|status| status, |findings| tell(Some(pid), &findings, json))
+}
+
+fn tell(pid: Option<i32>, findings: &[Finding], json: bool) -> u8 {
     let status = match json {
-        true => print(&as_json(pid, &findings)),
-        false => print_styled(&as_text(&findings), coloured),
+        true => print(&as_json(pid, findings)),
+        false => print_styled(&as_text(findings), coloured),
     };
     let failed = findings.iter().any(|finding| finding.level == Level::Fail);
     if status == exit::OK && failed { exit::FAILED } else { status }
