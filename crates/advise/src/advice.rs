@@ -8,7 +8,7 @@ use std::fmt;
 
 use serde::Serialize;
 use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
-use tiexec_core::budget::Misses;
+use tiexec_core::budget::{ENOUGH_SAMPLES, Misses};
 use tiexec_core::config::Edges;
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::pmu_counts::Counted;
@@ -186,6 +186,15 @@ impl Advice {
             (popularity, model)
         };
         let misses = |of: &(Popularity, Model)| of.1.shares(&of.0).per_kilo_instruction(itlb);
+        let reaches_more = |way| {
+            reaches(tally, circumstances, way).iter().enumerate().any(|(space, reach)| {
+                let huge = circumstances.huge.get(&space);
+                let is_huge =
+                    |span: &AddrRange| huge.iter().copied().flatten().any(|it| it.covers(*span));
+                reach.spans.iter().any(|span| !is_huge(span))
+            })
+        };
+        let possible = ways.iter().any(reaches_more);
         let (mut told, mut outcomes) = (Vec::new(), Vec::new());
         for (index, way) in ways.iter().enumerate() {
             let placed = Placed::all(tally, circumstances, way);
@@ -199,6 +208,7 @@ impl Advice {
                 samples,
                 huge_now: on_huge(|placed| placed.huge_now),
                 reachable: on_huge(|placed| placed.huge_then),
+                possible,
                 huge_entries: itlb.first.entries().1,
                 before: misses(&before),
                 now: misses(&now),
@@ -309,17 +319,10 @@ pub(crate) struct Placed {
 
 impl Placed {
     pub(crate) fn all(tally: &Tally, circumstances: &Circumstances, way: &Way) -> Vec<Self> {
-        let Circumstances { pages, huge, .. } = circumstances;
+        let huge = &circumstances.huge;
         let covers =
             |ranges: &[AddrRange], at: RemoteAddr| ranges.iter().any(|range| range.contains(at));
-        let whole = tally
-            .spaces()
-            .iter()
-            .map(|space| Reach { spans: interiors(tally, space, *pages), ..Reach::default() });
-        let reaches: Vec<Reach> = whole
-            .enumerate()
-            .map(|(space, whole)| way.reach.get(&space).cloned().unwrap_or(whole))
-            .collect();
+        let reaches = reaches(tally, circumstances, way);
         tally
             .pages()
             .map(|page| {
@@ -331,6 +334,16 @@ impl Placed {
             })
             .collect()
     }
+}
+
+/// Returns what the way reaches in each address space; what it does not say about a space is all whole huge pages of text there.
+fn reaches(tally: &Tally, circumstances: &Circumstances, way: &Way) -> Vec<Reach> {
+    let whole =
+        |space| Reach { spans: interiors(tally, space, circumstances.pages), ..Reach::default() };
+    let spaces = tally.spaces().iter().enumerate();
+    spaces
+        .map(|(index, space)| way.reach.get(&index).cloned().unwrap_or_else(|| whole(space)))
+        .collect()
 }
 
 /// Returns the whole huge pages of the text of files in an address space.
@@ -473,6 +486,8 @@ impl fmt::Display for Advice {
                 "{verdict}: huge pages save about {} % of its time in user mode",
                 percent(*saved)
             )?;
+        } else if *verdict == Verdict::Maybe && self.sampling.samples < ENOUGH_SAMPLES {
+            writeln!(f, "{verdict}: too few samples to tell")?;
         } else {
             let (saving, least, most) = (percent(*saving), percent(*least), percent(*most));
             write!(f, "{verdict}: about {saving} % of its time in user mode")?;
@@ -707,6 +722,28 @@ mod tests {
         // Without the way that moves, the way that reaches half is the best.
         circumstances.ways.pop();
         assert_eq!(advise(&tally(5), &circumstances).next.as_deref(), Some("half"));
+    }
+
+    #[test]
+    fn too_few_samples_are_told_unless_nothing_can_gain() {
+        let mut tally = Tally::new(PAGES.base);
+        let range = AddrRange::with_len(RemoteAddr::new(0x40_0000), 8 << 20).unwrap();
+        tally.add(What::Mapped { pid: 7, range, name: b"/big".to_vec() });
+        tally.add(What::Sample { pid: 7, at: range.start() });
+        let few = advise(&tally, &circumstances());
+        assert_eq!(few.judgement.verdict, Verdict::Maybe);
+        let text = few.to_string();
+        assert!(text.contains("\nmaybe: too few samples to tell\n"), "{text}");
+        assert!(!text.contains("about 0.0 %"), "{text}");
+        let none = Way { reach: HashMap::from([(0, Reach::default())]), ..Way::default() };
+        let nothing = advise(&tally, &Circumstances { ways: vec![none], ..circumstances() });
+        assert_eq!((nothing.judgement.verdict, nothing.next), (Verdict::NotWorthIt, None));
+        let reasons = nothing.judgement.reasons.join("\n");
+        assert!(reasons.contains("no other text of it could lie on huge pages"), "{reasons}");
+        // All of it is huge already.
+        let huge = HashMap::from([(0, vec![range])]);
+        let all = advise(&tally, &Circumstances { huge, ..circumstances() });
+        assert_eq!(all.judgement.verdict, Verdict::NotWorthIt, "{all}");
     }
 
     #[test]

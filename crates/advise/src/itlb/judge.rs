@@ -143,6 +143,8 @@ pub struct Evidence {
     pub huge_now: f64,
     /// The share of the samples that would lie on huge pages.
     pub reachable: f64,
+    /// True if text that is not on huge pages could be, with or without samples in it.
+    pub possible: bool,
     /// The first-level entries that huge pages may use.
     pub huge_entries: u32,
     /// The modelled misses with all of the text on base pages.
@@ -265,7 +267,9 @@ impl Evidence {
                  it is quieter"
             ));
         }
-        if self.samples < ENOUGH_SAMPLES {
+        if !self.possible {
+            reasons.push("no other text of it could lie on huge pages".to_owned());
+        } else if self.samples < ENOUGH_SAMPLES {
             verdict = Verdict::Maybe;
             reasons.push(format!(
                 "{} samples are few: sample for longer, or while it is busy",
@@ -305,6 +309,7 @@ mod tests {
             samples: 5000,
             huge_now: 0.0,
             reachable: 1.0,
+            possible: true,
             huge_entries,
             before,
             now,
@@ -331,6 +336,11 @@ mod tests {
     fn few_samples_are_not_certain() {
         let few = Evidence { samples: 10, ..evidence(misses(1.5, 0.6), misses(0.0, 0.0)) };
         assert_eq!(few.judge().verdict, Verdict::Maybe);
+        // Without text to put on huge pages, more samples change nothing.
+        let now = few.now;
+        let nothing = Evidence { possible: false, reachable: 0.0, then: now, ..few }.judge();
+        assert_eq!((nothing.verdict, nothing.saving), (Verdict::NotWorthIt, 0.0));
+        assert!(!nothing.reasons.iter().any(|reason| reason.contains("few")), "{nothing:?}");
     }
 
     #[test]

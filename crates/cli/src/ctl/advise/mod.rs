@@ -138,7 +138,7 @@ pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advi
     let advice = Advice::new(pid, comm, &tally, &circumstances, sampling, counted);
     let mut advice =
         advice.ok_or_else(|| nothing_sampled(doing, pid, &sampled, options, lasted))?;
-    if advice.sampling.samples < ENOUGH_SAMPLES {
+    if advice.sampling.samples < ENOUGH_SAMPLES && advice.judgement.verdict == Verdict::Maybe {
         advice.next = Some(longer(doing, options, lasted));
     } else if machine.time.split {
         measure_first(&mut advice, options);
