@@ -1,12 +1,14 @@
 //! The Debian package: an upgrade and a downgrade keep the administrator's files and change no running program.
 //! `remove` only stops the agent, and `purge` removes the rest. Enabled services start in all these states.
 
+use std::collections::BTreeSet;
+
 use support::child::eventually;
 use support::require;
 use support::systemd::{self, Systemd, can_boot};
 
 use crate::admin::{self, LINK, OPTIONS, RULE, STATE, STORE};
-use crate::{NEEDS, app, bring, dpkg, packages, read, write};
+use crate::{NEEDS, app, apt, bring, dpkg, packages, read, write};
 
 const AGENT: &str = "tiexecd.service";
 const NGINX: &str = "nginx.service";
@@ -240,6 +242,40 @@ fn purge_takes_away_what_is_ours() {
         systemd.systemctl(["restart", unit]).assert_code(0);
     }
     assert!(!systemd.property(NGINX, "Wants").contains("tiexec"));
+}
+
+/// The files that systemd and the hooks of other packages write when apt installs or removes any package.
+const OTHERS: [&str; 5] = [
+    "/run/systemd/units/",
+    "/run/systemd/journal/",
+    "/run/systemd/ask-password-block",
+    "/run/needrestart",
+    "/var/lib/PackageKit/",
+];
+
+/// Returns the names of the files in the system's directories, without [`OTHERS`].
+fn files(systemd: &Systemd) -> BTreeSet<String> {
+    let found = systemd.run(["find", "/etc", "/usr", "/var/lib", "/run"]).assert_code(0).out();
+    let is_anothers = |path: &&str| OTHERS.iter().any(|other| path.starts_with(other));
+    found.lines().filter(|path| !is_anothers(path)).map(str::to_owned).collect()
+}
+
+#[test]
+fn apt_leaves_no_file_behind() {
+    require!(can(), "{NEEDS}; {}, nginx", systemd::NEEDS);
+    let systemd = Systemd::boot_for_packages();
+    systemd.start(NGINX);
+    let before = files(&systemd);
+    let deb = bring(&systemd, &packages().expect("packages").newer.deb);
+    apt(&systemd, &["install", &deb]);
+    systemd.ctl(["enable", "nginx", "--", "--edges=aggressive"]).assert_code(0);
+    systemd.systemctl(["restart", NGINX]).assert_code(0);
+    admin::becomes_huge(&systemd);
+    apt(&systemd, &["purge", "tiexec"]);
+    let left: Vec<_> = files(&systemd).difference(&before).cloned().collect();
+    assert_eq!(left, [""; 0]);
+    systemd.systemctl(["restart", NGINX]).assert_code(0);
+    systemd.assert_nothing_failed();
 }
 
 /// `tiexecctl` is gone at a purge long after the removal.

@@ -117,6 +117,16 @@ fn dpkg(systemd: &Systemd, what: &str, package: &str) -> Done {
     done
 }
 
+/// Runs `apt-get`, which must succeed.
+fn apt(systemd: &Systemd, words: &[&str]) {
+    std::fs::create_dir_all(systemd.path("/srv/lists/partial")).expect("a directory");
+    let argv =
+        ["env", "DEBIAN_FRONTEND=noninteractive", "NEEDRESTART_SUSPEND=yes", "apt-get", "-y"];
+    // The options exclude the lists of all of Debian, which apt would read each time.
+    let options = ["-oDir::State::Lists=/srv/lists", "-oDPkg::Options::=--no-triggers"];
+    systemd.run(argv.iter().chain(&options).chain(words)).assert_code(0);
+}
+
 fn write(systemd: &Systemd, path: &str, text: &str) {
     let path = systemd.path(path);
     std::fs::create_dir_all(path.parent().expect("a file")).expect("a directory inside");

@@ -36,12 +36,7 @@ fn deb(systemd: &Systemd, version: &str) -> String {
 }
 
 fn apt_install(systemd: &Systemd, package: &str) {
-    let argv =
-        ["env", "DEBIAN_FRONTEND=noninteractive", "NEEDRESTART_SUSPEND=yes", "apt-get", "-y"];
-    // The options exclude the lists of all of Debian, which apt would read each time.
-    let lists = "-oDir::State::Lists=/srv/lists";
-    let options = [lists, "-oDPkg::Options::=--no-triggers", "install", package];
-    systemd.run(argv.iter().chain(&options)).assert_code(0);
+    crate::apt(systemd, &["install", package]);
 }
 
 /// Returns how many bytes of the program's text are in huge pages of the page cache.
@@ -63,7 +58,6 @@ fn apt() {
     require!(packages().is_some() && can_boot(), "{NEEDS}; {}", systemd::NEEDS);
     let systemd = Systemd::boot_for_packages();
     dpkg(&systemd, "--install", &bring(&systemd, &packages().expect("packages").newer.deb));
-    std::fs::create_dir_all(systemd.path("/srv/lists/partial")).expect("a directory");
     // Without a rule nothing is warmed.
     apt_install(&systemd, &deb(&systemd, "1"));
     assert_eq!((huge(&systemd), told(&systemd)), (0, 0));

@@ -4,13 +4,13 @@
 use std::path::Path;
 
 use support::require;
-use support::systemd::{DEBIANS, NEEDS, Systemd, can_boot};
+use support::systemd::{NEEDS, Systemd, can_boot, debians};
 
 #[test]
 fn debians_services_are_attached_to() {
     require!(can_boot(), "{NEEDS}");
     let systemd = Systemd::boot();
-    for (unit, edges) in DEBIANS.into_iter().filter(|(unit, _)| Systemd::has(unit)) {
+    for (unit, edges) in &debians() {
         systemd.start(unit);
         let main = systemd.property(unit, "MainPID");
         let done = systemd.ctl(["attach", "--backing=image", "--edges", edges, &main]);

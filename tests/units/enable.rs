@@ -3,7 +3,7 @@
 
 use support::attaching::json;
 use support::child::eventually;
-use support::systemd::{DEBIANS, NEEDS, Systemd, can_boot};
+use support::systemd::{NEEDS, Systemd, can_boot, debians};
 use support::{Kind, program_big, require};
 
 const UNITS: &str = "/etc/systemd/system";
@@ -75,7 +75,7 @@ fn settled(systemd: &Systemd, unit: &str) {
 fn debians_services_are_huge_after_a_restart() {
     require!(can_boot(), "{NEEDS}");
     let systemd = Systemd::boot();
-    for (unit, edges) in DEBIANS.into_iter().filter(|(unit, _)| Systemd::has(unit)) {
+    for (unit, edges) in &debians() {
         let (option, name) = (format!("--edges={edges}"), to_enable(unit));
         // The backing is an image, because a revert can remove an image.
         let enable = ["enable", &name, "--", "--backing=image", &option];

@@ -3,7 +3,7 @@
 
 use support::child::{eventually, soon};
 use support::require;
-use support::systemd::{DEBIANS, NEEDS, Systemd, can_boot};
+use support::systemd::{NEEDS, Systemd, can_boot, debians};
 use support::{Kind, install, program, program_big};
 
 /// The line of the manual and of the guide.
@@ -19,7 +19,7 @@ fn attached_at_start(systemd: &Systemd, unit: &str, options: &str) {
 fn debians_services() {
     require!(can_boot(), "{NEEDS}");
     let systemd = Systemd::boot();
-    for (unit, edges) in DEBIANS.into_iter().filter(|(unit, _)| Systemd::has(unit)) {
+    for (unit, edges) in &debians() {
         attached_at_start(&systemd, unit, &format!("--edges={edges}"));
         systemd.start(unit);
         let main = systemd.property(unit, "MainPID");

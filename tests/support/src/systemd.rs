@@ -17,14 +17,28 @@ const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/systemd_boot.sh")
 pub const NEEDS: &str =
     "a systemd of one's own needs root, systemd, dbus, overlayfs, unshare, setpriv and nsenter";
 
-/// Debian's services, each with the `--edges` that gives it huge text. The text of two of them fills no whole huge
-/// page.
-pub const DEBIANS: [(&str, &str); 4] = [
-    ("mariadb.service", "conservative"),
-    ("postgresql@15-main.service", "conservative"),
-    ("redis-server.service", "aggressive"),
-    ("nginx.service", "aggressive"),
-];
+/// Returns the root whose systemd boots: one that `make roots-test` has installed, or `""` for this machine's.
+fn root() -> String {
+    std::env::var("TIEXEC_TEST_ROOT").unwrap_or_default()
+}
+
+/// Returns Debian's services that are installed, each with the `--edges` that gives it huge text. The text of two of them fills no
+/// whole huge page.
+pub fn debians() -> Vec<(String, &'static str)> {
+    // The package's installation makes the cluster of its version.
+    let clusters = std::fs::read_dir(root() + "/etc/postgresql").into_iter().flatten().flatten();
+    let version = clusters.map(|cluster| cluster.file_name().display().to_string()).max();
+    let postgres = format!("postgresql@{}-main.service", version.unwrap_or_default());
+    let all = [
+        ("mariadb.service", "conservative"),
+        (&postgres, "conservative"),
+        ("redis-server.service", "aggressive"),
+        ("nginx.service", "aggressive"),
+    ];
+    let (here, missing) = all.into_iter().partition::<Vec<_>, _>(|(unit, _)| Systemd::has(unit));
+    missing.iter().for_each(|(unit, _)| super::skip(&format!("{unit} is not installed")));
+    here.into_iter().map(|(unit, edges)| (unit.to_owned(), edges)).collect()
+}
 
 /// Returns whether a systemd can be booted here.
 pub fn can_boot() -> bool {
@@ -71,7 +85,8 @@ impl Systemd {
         let words = words.into_iter().chain([programs.as_os_str(), OsStr::new("enter")]);
         let pairs = over.iter().flat_map(|(from, at)| [from.as_os_str(), at.as_os_str()]);
         let words = words.chain(pairs);
-        let mut boot = Run::new("unshare", words).plain().limit(600).start();
+        let boot = Run::new("unshare", words).plain().limit(600);
+        let mut boot = boot.env("ROOT", root()).start();
         eventually("systemd is executed", || {
             if boot.has_ended() {
                 let said = boot.err_text();
@@ -91,16 +106,14 @@ impl Systemd {
         systemd
     }
 
-    /// Returns whether this machine, and so this systemd, has the unit of [`DEBIANS`].
+    /// Returns whether this systemd has the unit, which may be an instance of a template.
     pub fn has(unit: &str) -> bool {
         let file = match unit.split_once('@') {
+            Some((_, "-main.service")) => return false,
             Some((template, _)) => format!("{template}@.service"),
             None => unit.to_owned(),
         };
-        // The package's installation makes the cluster.
-        let cluster = Path::new("/etc/postgresql/15/main");
-        Path::new("/usr/lib/systemd/system").join(file).exists()
-            && (!unit.starts_with("postgresql@") || cluster.exists())
+        Path::new(&(root() + "/usr/lib/systemd/system")).join(file).exists()
     }
 
     /// Prepares a command inside.

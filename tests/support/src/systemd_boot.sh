@@ -1,7 +1,7 @@
 # Boots systemd as PID 1 of new namespaces. systemd.rs explains the purpose, and runs this script in a new mount
 # namespace. $1: the name of the cgroup. $2: the directory of the programs under test; empty if packages contain them.
 # $3: enter; boot, once the namespaces exist; or leave, once the processes are killed. Then pairs: a file or directory of the machine, and
-# the place that it covers.
+# the place that it covers. $ROOT: the root whose systemd boots; empty for the machine's own.
 set -eu
 umask 022
 group=$1 programs=$2 part=$3
@@ -45,15 +45,15 @@ mount --bind /mnt/root /mnt/root
 cd /mnt/root
 over() {
     mkdir -p "/mnt/upper/$1" "/mnt/work/$1" "$1"
-    mount -t overlay -o "lowerdir=/$1,upperdir=/mnt/upper/$1,workdir=/mnt/work/$1" none "$1"
+    mount -t overlay -o "lowerdir=$ROOT/$1,upperdir=/mnt/upper/$1,workdir=/mnt/work/$1" none "$1"
 }
 # The programs lie on the machine's own file system. On an overlay, TiExec copies the text of another user's process only
 # if it knows that all layers are local.
 mkdir usr
-mount --bind /usr usr
+mount --bind "$ROOT/usr" usr
 mount -o remount,bind,ro usr
 for link in bin sbin lib lib32 lib64 libx32; do
-    [ ! -L /$link ] || cp -P /$link .
+    [ ! -L "$ROOT/$link" ] || cp -P "$ROOT/$link" .
 done
 for directory in etc var usr/bin; do
     over $directory
@@ -69,8 +69,9 @@ else
         over $directory
     done
 fi
-redis=$(readlink -f /usr/bin/redis-server)
-[ ! -e "$redis" ] || mount --bind "$redis" ".$redis"
+# This program is a link to another name.
+redis=$(readlink -f "$ROOT/usr/bin/redis-server")
+[ ! -e "$redis" ] || mount --bind "$redis" ".${redis#"$ROOT"}"
 
 mount -t proc none proc
 # All namespaces share these settings.
