@@ -32,7 +32,7 @@ USERUNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/user
 LIBDIR = $(DESTDIR)$(PREFIX)/lib
 INCLUDEDIR = $(DESTDIR)$(PREFIX)/include
 
-.PHONY: all programs lib demo test guest tests lint soak vm-test k8s-test tools-test upgrade-test docs-test image bench man completions install uninstall clean
+.PHONY: all programs lib demo test guest tests lint soak vm-test k8s-test tools-test upgrade-test roots-test docs-test image bench man completions install uninstall clean
 
 # All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
 all: programs lib man completions
@@ -120,6 +120,11 @@ tools-test: programs
 upgrade-test:
 	scripts/setup test
 	scripts/upgrade-test $(COMMIT)
+
+# The tests of Debian's package in new roots of Debian 12, Debian 13 and Ubuntu 24.04: RELEASES=trixie is one of them. Downloads 150 MiB for each.
+roots-test:
+	scripts/setup test
+	$(CARGO) xtask roots-test $(RELEASES)
 
 # Each command block of README.md and of the guide, on real programs: PAGES="systemd go" are two pages.
 docs-test:

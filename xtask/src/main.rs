@@ -17,6 +17,7 @@ mod licences;
 mod messages;
 mod promises;
 mod release;
+mod roots_test;
 mod sbom;
 mod tools;
 mod vm;
@@ -50,6 +51,7 @@ enum Chore {
     K8sTest(k8s::K8sTest),
     ToolsTest(tools::ToolsTest),
     DocsTest(docs_test::DocsTest),
+    RootsTest(roots_test::RootsTest),
     Dist(dist::Dist),
     /// Makes the guide's page of reasons anew, from the list in the code
     Guide,
@@ -83,6 +85,7 @@ fn main() -> Result<ExitCode> {
         Chore::K8sTest(test) => return test.run(),
         Chore::ToolsTest(test) => return test.run(),
         Chore::DocsTest(test) => return test.run(),
+        Chore::RootsTest(test) => return test.run(),
         Chore::Dist(dist) => return dist.run(),
         Chore::Guide => guide::write()?,
         Chore::Chart => k8s::chart::write()?,

@@ -73,16 +73,9 @@ fn debian_here(package: &Path) -> Result<()> {
     let mut lintian = Command::new("lintian");
     lintian.args(["--allow-root", "--fail-on=error,warning,info,pedantic"]).args(all);
     run(lintian.arg(package))?;
-    need("debootstrap", "debootstrap")?;
     let work = tempfile::tempdir()?;
     let root = work.path().join("root");
-    let (release, mirror) = (apt::release_here()?, apt::mirror(false));
-    let mut bootstrap = Command::new("debootstrap");
-    bootstrap.args(["--variant=minbase", "--include=man-db", &release]).arg(&root).arg(mirror);
-    let made = bootstrap.output().context("debootstrap")?;
-    if !made.status.success() {
-        bail!("debootstrap: {}", String::from_utf8_lossy(&made.stdout));
-    }
+    root::bootstrap(&Cache::open()?, &apt::release_here()?, "man-db", &root)?;
     fs::copy(package, root.join("tiexec.deb"))?;
     // The mounts end with the mount namespace.
     let mut script = Command::new("unshare");

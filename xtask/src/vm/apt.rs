@@ -17,7 +17,7 @@ pub(super) const SUITES: [&str; 5] =
     ["bullseye", "bookworm", "bookworm-backports", "trixie", "trixie-backports"];
 /// The age from which lists are fetched again.
 const STALE: Duration = Duration::from_secs(7 * 24 * 3600);
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+pub(super) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 #[derive(Debug)]
 pub(crate) struct Apt {
@@ -32,17 +32,9 @@ impl Apt {
         Self::from(cache, arch, suites, Path::new(KEYRING), place)
     }
 
-    /// Opens an apt for packages of `arch` from these suites of Ubuntu, whose keyring Debian has.
+    /// Opens an apt for packages of `arch` from these suites of Ubuntu.
     pub(crate) fn of_ubuntu(cache: &Cache, arch: Arch, suites: &[&str]) -> Result<Self> {
-        let keyring = cache.once("ubuntu-keyring", |new| {
-            let debian = Self::open(cache, arch, &["trixie"])?;
-            debian.unpack(&["ubuntu-keyring".to_owned()], new)
-        })?;
-        let keyring = keyring.join("usr/share/keyrings/ubuntu-archive-keyring.gpg");
-        let place = match arch {
-            Arch::X86 => "http://archive.ubuntu.com/ubuntu",
-            Arch::Arm => "http://ports.ubuntu.com/ubuntu-ports",
-        };
+        let (place, keyring) = archive_of_ubuntu(cache, arch)?;
         Self::from(cache, arch, suites, &keyring, |_| place.to_owned())
     }
 
@@ -181,6 +173,19 @@ fn unpack_all(dir: &Path, root: &Path) -> Result<usize> {
         }
     }
     Ok(count)
+}
+
+/// Returns Ubuntu's archive and its keyring, which Debian has.
+pub(super) fn archive_of_ubuntu(cache: &Cache, arch: Arch) -> Result<(&'static str, PathBuf)> {
+    let keyring = cache.once("ubuntu-keyring", |new| {
+        let debian = Apt::open(cache, arch, &["trixie"])?;
+        debian.unpack(&["ubuntu-keyring".to_owned()], new)
+    })?;
+    let place = match arch {
+        Arch::X86 => "http://archive.ubuntu.com/ubuntu",
+        Arch::Arm => "http://ports.ubuntu.com/ubuntu-ports",
+    };
+    Ok((place, keyring.join("usr/share/keyrings/ubuntu-archive-keyring.gpg")))
 }
 
 /// Returns the mirror that this machine uses, or Debian's own.

@@ -1,16 +1,16 @@
 //! The root file system of guests: packages of this machine's Debian release, unpacked but not installed. With the same
 //! release, programs that are built here run in the guest.
 
-use std::fs;
-use std::os::unix::fs::symlink;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::Arch;
 use super::apt::{self, Apt};
 use super::cache::Cache;
+use super::{Arch, Lacking, need, run};
 
 /// The packages that the tests call.
 const PACKAGES: [&str; 25] = [
@@ -106,6 +106,52 @@ pub(crate) fn clean(cache: &Cache, arch: Arch, dir: &Path) -> Result<()> {
         fs::create_dir_all(dir.join(place))?;
     }
     Ok(fs::write(dir.join("var/lib/dpkg/status"), "")?)
+}
+
+/// The Ubuntu releases that can be a root.
+const UBUNTU: [&str; 1] = ["noble"];
+
+/// Makes a root of a release of Debian or Ubuntu with debootstrap.
+pub(crate) fn bootstrap(cache: &Cache, release: &str, include: &str, dir: &Path) -> Result<()> {
+    need("debootstrap", "debootstrap")?;
+    let (mirror, keyring, script) = if UBUNTU.contains(&release) {
+        let (place, keyring) = apt::archive_of_ubuntu(cache, Arch::of_this_machine())?;
+        // Debian's debootstrap has this script for all releases of Ubuntu, and no link to it for each.
+        (place.to_owned(), keyring, Some("gutsy"))
+    } else {
+        (apt::mirror(false), apt::KEYRING.into(), None)
+    };
+    let mut command = Command::new("debootstrap");
+    command.args(["--variant=minbase", "--components=main,universe", "--force-check-gpg"]);
+    command.arg(format!("--keyring={}", keyring.display())).arg(format!("--include={include}"));
+    let made = command.arg(release).arg(dir).arg(&mirror).args(script).output();
+    let made = made.context("debootstrap")?;
+    let said = String::from_utf8_lossy(&made.stdout);
+    if said.contains("Failed getting release file") {
+        bail!(Lacking(format!("cannot reach {mirror}")));
+    }
+    if !made.status.success() {
+        bail!("debootstrap {release}: {said}{}", String::from_utf8_lossy(&made.stderr));
+    }
+    Ok(())
+}
+
+/// Returns a root of a release of Debian or Ubuntu in which its apt has installed systemd and the services of the tests of packages.
+pub(crate) fn installed(cache: &Cache, release: &str) -> Result<PathBuf> {
+    cache.once(&format!("installed-{release}-{}", Arch::of_this_machine()), |new| {
+        bootstrap(cache, release, "systemd,dbus,procps", new)?;
+        // No service may start: this is not a machine that runs.
+        let policy = new.join("usr/sbin/policy-rc.d");
+        fs::write(&policy, "#!/bin/sh\nexit 101\n")?;
+        fs::set_permissions(&policy, Permissions::from_mode(0o755))?;
+        let script = "mount -t proc proc /proc && apt-get -q=2 update && \
+            DEBIAN_FRONTEND=noninteractive apt-get -q=2 -y -o Dpkg::Use-Pty=0 --no-install-recommends install \
+            nginx redis-server mariadb-server >/dev/null && apt-get clean";
+        let mut install = Command::new("unshare");
+        // The mounts and the processes end with the namespaces.
+        install.args(["--mount", "--pid", "--fork", "--kill-child", "chroot"]);
+        run(install.arg(new).args(["sh", "-ec", script]))
+    })
 }
 
 /// Makes the directories below `/usr`, and the links to them.
