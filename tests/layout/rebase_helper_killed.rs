@@ -69,7 +69,7 @@ fn at_every_step(fault: &str) {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
     // The program ended at the old place and at the new one, after a death before the change and after it.
     let places = RefCell::new(BTreeSet::new());
-    for (share, kind) in shared([Kind::DynamicPie, Kind::LldStaticPie, Kind::MuslStaticPie]) {
+    for (share, kind) in shared([Kind::DynamicPie, Kind::LldStaticPie, Kind::Musl]) {
         require!(kind.can_build(), "no compiler or linker for {kind:?}");
         places.borrow_mut().extend(at_every_step_of(fault, kind, share));
     }

@@ -1,6 +1,6 @@
 /* Looks after its own image: does what the lines it reads say, and answers each with one line.
    check: every byte of every segment that is not written to is the file's. grow: a heap of 1 GiB more. protect: a page of
-   read-only data made writable, written, and put back. trap ADDRESS: jumps there. neighbours FROM TO: from now on two threads map,
+   data made writable, written, and made read-only. trap ADDRESS: jumps there. neighbours FROM TO: from now on two threads map,
    write, check and unmap pages between these addresses, wherever nothing is; told: how often they could. crowd GIB: maps a page at each
    multiple of so many GiB, wherever nothing is. place ADDRESS KIND: maps a page there, of a kind that grows down or stays. lock FROM
    TO: locks these addresses in memory. claim FROM TO OFFSET: maps its file there, at that offset, without any permission. end: ends
@@ -80,7 +80,8 @@ static void grow(void)
 }
 
 #define PAGE 4096
-static const volatile unsigned char sheet[4 * PAGE] __attribute__((aligned(PAGE))) = {[PAGE - 1] = 1, [PAGE] = 2, [2 * PAGE] = 3};
+/* Not a constant: gcc 14 puts a volatile one beside the text, and gcc 12 here. */
+static volatile unsigned char sheet[4 * PAGE] __attribute__((aligned(PAGE))) = {[PAGE - 1] = 1, [PAGE] = 2, [2 * PAGE] = 3};
 
 static void protect(void)
 {
