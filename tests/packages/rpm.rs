@@ -1,6 +1,7 @@
 //! The RPM: an upgrade and a downgrade keep everything and restart the agent with the new version. The removal only
 //! stops the agent.
 
+use support::child::tool;
 use support::require;
 use support::systemd::{self, Systemd, can_boot};
 
@@ -13,10 +14,12 @@ fn from_the_installation_to_the_removal() {
     require!(can, "{NEEDS}; {}, nginx", systemd::NEEDS);
     let made = packages().expect("packages");
     let systemd = Systemd::boot_for_packages();
+    // The rpm of Debian 12 refuses to install without this option. That of Debian 13 does not know it.
+    let option = ["--force-debian"];
+    let known = tool(&["rpm", option[0], "--version"]).status.success();
+    let debian = if known { &option[..] } else { &[] };
     let rpm = |args: &[&str]| {
-        // Debian's rpm refuses to install without this option.
-        let front = ["rpm", "--force-debian", "--nodeps"];
-        systemd.run(front.iter().chain(args)).assert_code(0);
+        systemd.run(["rpm", "--nodeps"].iter().chain(debian).chain(args)).assert_code(0);
     };
     rpm(&["--install", &bring(&systemd, &made.older.rpm)]);
     let agent = "tiexecd.service";

@@ -4,7 +4,7 @@
 use support::attaching::json;
 use support::child::eventually;
 use support::systemd::{NEEDS, Systemd, can_boot, debians};
-use support::{Kind, program_big, require};
+use support::{Kind, install, program_big, require};
 
 const UNITS: &str = "/etc/systemd/system";
 
@@ -129,24 +129,30 @@ fn now_attaches_and_restarts_nothing() {
 
 #[test]
 fn a_service_of_which_nothing_can_be_huge_is_told() {
-    require!(can_boot() && Systemd::has("nginx.service"), "{NEEDS}, nginx");
+    require!(can_boot(), "{NEEDS}");
     let systemd = Systemd::boot();
-    let sleeps = "[Service]\nExecStart=/bin/sleep inf\n";
-    systemd.write_unit(&format!("{UNITS}/sleeps.service"), sleeps);
-    systemd.systemctl(["start", "nginx", "sleeps"]).assert_code(0);
-    settled(&systemd, "sleeps.service");
+    // The text of one is longer than a huge page. It begins behind the start of one, so it fills none.
+    install(&program_big("hold", Kind::StaticNoPie, 2), &systemd.path("/opt/hold"), 0o755);
+    systemd.run(["mkfifo", "/run/line"]).assert_code(0);
+    let holds = "/bin/sh -c 'exec /opt/hold 7 0<>/run/line'";
+    for (unit, command) in [("sleeps", "/bin/sleep inf"), ("holds", holds)] {
+        let text = format!("[Service]\nExecStart={command}\n");
+        systemd.write_unit(&format!("{UNITS}/{unit}.service"), &text);
+        systemd.start(&format!("{unit}.service"));
+        settled(&systemd, &format!("{unit}.service"));
+    }
     let none = "none of the text of sleeps.service can be huge: ";
     let done = systemd.ctl(["enable", "sleeps"]);
     done.assert_code(0);
     assert!(done.err().contains(none), "{done}");
     assert!(done.err().contains("; fix: tiexecctl disable sleeps.service\n"), "{done}");
-    // The text of nginx fills no whole huge page, but other edges help.
-    let done = systemd.ctl(["enable", "--json", "nginx"]);
+    // Other edges help the other one.
+    let done = systemd.ctl(["enable", "--json", "holds"]);
     done.assert_code(0);
-    let fix = "tiexecctl enable nginx.service -- --edges=aggressive";
+    let fix = "tiexecctl enable holds.service -- --edges=aggressive";
     assert!(done.err().contains(&format!("; fix: {fix}\n")), "{done}");
     let wanted = serde_json::json!({
-        "schema": 2, "kind": "enable", "unit": "nginx.service", "link": link("nginx.service"),
+        "schema": 2, "kind": "enable", "unit": "holds.service", "link": link("holds.service"),
         "changed": true, "nothing_huge": true, "fix": fix, "host_splits": false,
     });
     assert_eq!(json(&done), wanted, "{done}");
