@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use support::child::eventually;
+use support::edges::text_bytes;
 use support::extent::{met, rounds};
 use support::store::{
     self, IMAGES, Load, Mapped, add, ctl, json, loads, names, own_run, readelf, set_up, text_pages,
@@ -29,7 +30,11 @@ fn real_files() -> Vec<PathBuf> {
     let sysroot =
         rustc.ok().map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     files.extend(sysroot.and_then(|root| under(&Path::new(&root).join("lib"), "librustc_driver")));
-    files.iter().filter_map(|file| file.canonicalize().ok()).collect()
+    // Debian's node has its text there.
+    let libraries = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+    files.extend(under(Path::new(&libraries), "libnode.so"));
+    let files = files.iter().filter_map(|file| file.canonicalize().ok());
+    files.filter(|file| text_bytes(file) >= pmd_size()).collect()
 }
 
 fn same_tool_output(tool: &[&str], original: &Path, image: &Path) {

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 
 use super::child::eventually;
+use super::fresh::Report;
 use super::launch::Run;
 use super::pty::pipe;
 use super::smaps::{Coverage, coverage};
@@ -11,6 +12,16 @@ use super::smaps::{Coverage, coverage};
 /// Runs a program with a full pipe as its output, so that it blocks in main at its first output. Reads the coverage of
 /// its text there, and lets it continue. Returns the coverage and the output.
 pub fn held_at_first_output(run: &Run) -> (Coverage, Vec<u8>) {
+    held(run, coverage)
+}
+
+/// Does the same until tiexec has written the whole report, and returns the output. A program that ends at once may be gone before tiexec
+/// looks at it.
+pub fn reported_at_first_output(run: &Run, report: &Report) -> Vec<u8> {
+    held(&report.of(run), |_| eventually("the report is whole", || report.complete())).1
+}
+
+fn held<T>(run: &Run, look: impl FnOnce(i32) -> T) -> (T, Vec<u8>) {
     let (mut read, write) = pipe();
     let (none, _keep) = pipe();
     // SAFETY: fcntl on own descriptors.
@@ -22,12 +33,12 @@ pub fn held_at_first_output(run: &Run) -> (Coverage, Vec<u8>) {
     drop(write);
     let pid = held.pid();
     eventually("the program writes", || writes(pid));
-    let coverage = coverage(pid);
+    let seen = look(pid);
     read.read_exact(&mut filler).expect("the filler comes first");
     let mut output = Vec::new();
     read.read_to_end(&mut output).expect("its output");
     held.finish().assert_code(0);
-    (coverage, output)
+    (seen, output)
 }
 
 /// Returns whether some thread is in write(1, …) or writev(1, …).
