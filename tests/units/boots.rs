@@ -33,6 +33,8 @@ fn the_machine_keeps_nothing() {
     let before = machine();
     let systemd = Systemd::boot();
     assert_eq!(systemd.run(["cat", "/proc/1/comm"]).out(), "systemd\n");
+    // Controllers would be the machine's own, with groups of this systemd.
+    assert_eq!(systemd.run(["ls", "/sys/fs/cgroup"]).out(), "systemd\n");
     for path in ["/usr/tiexec-test", "/proc/sys/kernel/hostname", "/sys/kernel/mm/ksm/run"] {
         let done = systemd.run(["sh", "-c", &format!("echo 0 >{path}")]);
         assert!(!done.status.success() && done.err().contains("Read-only"), "{done}");

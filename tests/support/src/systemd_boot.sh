@@ -74,6 +74,9 @@ redis=$(readlink -f "$ROOT/usr/bin/redis-server")
 [ ! -e "$redis" ] || mount --bind "$redis" ".${redis#"$ROOT"}"
 
 mount -t proc none proc
+# systemd mounts each controller of this list, and would leave its groups in the machine's hierarchies. So the list is empty.
+printf '#subsys_name\thierarchy\tnum_cgroups\tenabled\n' >/mnt/cgroups
+mount --bind /mnt/cgroups proc/cgroups
 # All namespaces share these settings.
 mount --bind proc/sys proc/sys
 mount -o remount,bind,ro proc/sys
