@@ -5,7 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use super::ATTACKER;
-use support::attaching::{assert_switched, ctl_behind, is_switched, started, wait_call};
+use support::attaching::{assert_switched, ctl_behind, is_switched, started, switched, wait_call};
 use support::child::tool;
 use support::store::{names, own_run, tmpfs};
 use support::{Done, Held, Kind, Public, Random, Run, installed, is_root, program, require};
@@ -295,4 +295,39 @@ fn root_and_the_user_at_once() {
     }
     revert(attacker.pid()).assert_code(0);
     attacker.finish().assert_code(7);
+}
+
+/// A child is forked with its parent's copies after `revert` has looked for processes, and before it reverts the parent. The lock on the
+/// parent makes `revert` wait in between.
+#[test]
+fn a_revert_finds_a_child_that_was_forked_meanwhile() {
+    require!(can(), "another user needs root, setpriv, flock, unshare, nsenter");
+    let place = place();
+    let brood = place.public.add(&program("brood", Kind::DynamicNoPie), "brood", 0o755);
+    let exe = brood.display().to_string();
+    let mut parent = Run::new(&brood, ["0"]).plain().hold();
+    attach(&[], parent.pid()).assert_code(0).assert_silent();
+    let children = |parent: &Held| parent.out_text().matches("child ").count();
+    loop {
+        let other = std::fs::File::create(lock_of(parent.pid())).expect("root's own directory");
+        other.lock().expect("nobody else has it");
+        let tool = started(&[], support::tiexecctl(), ["revert", "--json", "--exe", &exe]);
+        wait_call(tool.pid(), &libc::SYS_clock_nanosleep.to_string());
+        let before = children(&parent);
+        parent.write(b"\n");
+        while children(&parent) == before {
+            parent.wait_more();
+        }
+        drop(other);
+        let done = tool.finish();
+        if done.status.code() == Some(0) {
+            break;
+        }
+        // The wait for the lock was over before: a busy machine.
+        assert!(done.err().contains("busy"), "{done}");
+    }
+    for pid in [vec![parent.pid()], support::smaps::children(parent.pid())].concat() {
+        assert_eq!(switched(pid), 0, "{pid}: {:?}", support::attaching::joined(pid));
+    }
+    parent.finish().assert_code(7);
 }

@@ -5,7 +5,7 @@ mod scheduled_revert;
 mod turns;
 mod wait_exec;
 
-use turns::{Many, Turn, each};
+use turns::{Many, Turn, each, each_and_more};
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -281,7 +281,20 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
         after_interrupt: (!options.dry_run).then(|| format!("the rest: {}", revert_command(words))),
         ..REVERT
     };
-    let status = each(&many, &pids, &printer, one);
+    // A process that was forked from one of them before that one was reverted.
+    let forked = |known: &[Pid]| {
+        let mut found = match (many.named || options.dry_run, options.all) {
+            (true, _) => Vec::new(),
+            (_, true) => select::every(|_, _| true),
+            (_, false) => selected(&options.targets).unwrap_or_default(),
+        };
+        let has_text = |process: &ProcDir| look_for_text_of_ours(process) == Some(true);
+        found.retain(|pid| {
+            !known.contains(pid) && ProcDir::of(*pid).is_ok_and(|process| has_text(&process))
+        });
+        found
+    };
+    let status = each_and_more(&many, &pids, &printer, one, forked);
     match (say_unseen(&unseen), status) {
         (false, _) => status,
         (true, exit::OK) if pids.is_empty() => exit::NOT_PERMITTED,

@@ -24,6 +24,9 @@ const TURN: Duration = Duration::from_millis(30);
 /// How long the processes that had no suitable moment in their first turn get more turns.
 const TOGETHER: Duration = Duration::from_secs(1);
 
+/// Most scans for processes that were forked meanwhile.
+const LOOKS: usize = 3;
+
 /// One process's turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Turn {
@@ -77,7 +80,19 @@ pub(super) fn each(
     many: &Many,
     pids: &[Pid],
     printer: &Printer<'_>,
+    one: impl FnMut(Pid, &mut Pool, Turn) -> Option<Seen>,
+) -> u8 {
+    each_and_more(many, pids, printer, one, |_| Vec::new())
+}
+
+/// Does the same, and then also to the processes that `more` finds beside those that it is given: a process that was forked
+/// before its parent's turn is as the parent was.
+pub(super) fn each_and_more(
+    many: &Many,
+    pids: &[Pid],
+    printer: &Printer<'_>,
     mut one: impl FnMut(Pid, &mut Pool, Turn) -> Option<Seen>,
+    mut more: impl FnMut(&[Pid]) -> Vec<Pid>,
 ) -> u8 {
     let Many { doing, label, named, quiet, ref after_interrupt } = *many;
     let after_interrupt = after_interrupt.as_ref().filter(|_| pids.len() > 1);
@@ -88,15 +103,26 @@ pub(super) fn each(
     let mut all: Vec<(Pid, Option<Seen>)> = pids.iter().map(|&pid| (pid, None)).collect();
     let mut turn = Turn::first(pids.len());
     let mut since = None;
+    let mut looks = 0..LOOKS;
     let (mut progress, begun) = (Progress::unless(quiet || pids.len() < 2), Instant::now());
     loop {
         let waiting = all.iter().filter(|(_, done)| done.is_none());
         let waiting: Vec<Pid> = waiting.map(|(pid, _)| *pid).collect();
-        if waiting.is_empty() || is_over() {
+        if is_over() {
             break;
         }
-        let mut done = pids.len() - waiting.len();
-        let line = |done| counted(label, done, pids.len(), "processes done", begun);
+        if waiting.is_empty() {
+            let known: Vec<Pid> = all.iter().map(|(pid, _)| *pid).collect();
+            let found = looks.next().map_or_else(Vec::new, |_| more(&known));
+            if found.is_empty() {
+                break;
+            }
+            all.extend(found.into_iter().map(|pid| (pid, None)));
+            continue;
+        }
+        let count = all.len();
+        let mut done = count - waiting.len();
+        let line = |done| counted(label, done, count, "processes done", begun);
         match since {
             None => progress.now(|| line(done)),
             Some(_) => progress.at(|| line(done)),
@@ -118,12 +144,13 @@ pub(super) fn each(
     if after_interrupt.is_some() {
         interrupt::release();
     }
+    let count = all.len();
     let all: Vec<(Pid, Seen)> =
         all.into_iter().filter_map(|(pid, done)| Some((pid, done?))).collect();
     let printed = printer.all(doing, &all);
     if let Some(command) = after_interrupt
         && let Some(signal) = interrupt::signal()
-        && all.len() < pids.len()
+        && all.len() < count
     {
         let is_done = |seen: &Seen| matches!(seen.status, exit::OK | exit::PARTIAL);
         let done = all.iter().filter(|(_, seen)| is_done(seen)).count();
@@ -131,7 +158,7 @@ pub(super) fn each(
             (_, 0) if doing != REVERT.doing => String::new(),
             _ => format!("; {command}"),
         };
-        warn(format_args!("interrupted: {done} of {} processes done{next}", pids.len()));
+        warn(format_args!("interrupted: {done} of {count} processes done{next}"));
         return exit::of_signal(signal);
     }
     let status = of_all(all.iter().map(|(_, seen)| seen.status).collect(), named);
