@@ -36,23 +36,10 @@ pub(crate) fn made(systemd: &Systemd) -> String {
     systemd.run(["sh", "-c", script]).out()
 }
 
-/// Waits until a unit of TiExec's has run after the service's last start and has ended.
-pub(crate) fn eventually_done(systemd: &Systemd, service: &str, ours: &str) {
-    let time = |unit: &str, name: &str| {
-        let at = systemd.property(unit, &format!("{name}TimestampMonotonic"));
-        at.parse::<u64>().expect("microseconds")
-    };
-    eventually(&format!("{ours} has run"), || {
-        time(ours, "InactiveEnter") > time(service, "ActiveEnter")
-            && systemd.property(ours, "Job").is_empty()
-            && systemd.property(ours, "ActiveState") == "inactive"
-    });
-}
-
 /// Starts a service and waits for the unit beside it.
 pub(crate) fn start(systemd: &Systemd, service: &str, ours: &str) {
     systemd.start(service);
-    eventually_done(systemd, service, ours);
+    systemd.eventually_done(service, ours);
 }
 
 /// Returns the template of an instance, or else the unit.
@@ -120,7 +107,7 @@ fn now_attaches_and_restarts_nothing() {
     let began = systemd.property(unit, "ExecMainStartTimestampMonotonic");
     let micros = |text: &str| text.parse::<u64>().expect("microseconds");
     assert!(0 < micros(&exited) && micros(&exited) <= micros(&began), "{exited} {began}");
-    eventually_done(&systemd, unit, "tiexec@mariadb.service");
+    systemd.eventually_done(unit, "tiexec@mariadb.service");
     assert!(systemd.huge(unit) > 0, "{}", systemd.log(unit));
     systemd.ctl(["disable", unit]).assert_code(0).assert_silent();
     assert_eq!(made(&systemd), "");

@@ -9,7 +9,7 @@ use support::machine::{Groups, freezer};
 use support::systemd::{NEEDS, Systemd, can_boot};
 use support::{Kind, install, program_big, require};
 
-use crate::enable::{eventually_done, made, start};
+use crate::enable::{made, start};
 
 /// A service of some kind.
 struct Service {
@@ -126,7 +126,7 @@ fn life(systemd: &Systemd, service: &Service, ours: Option<&str>) -> Vec<Vec<Str
     }
     let attached = || {
         if let Some(ours) = ours.filter(|_| service.huge) {
-            eventually_done(systemd, unit, ours);
+            systemd.eventually_done(unit, ours);
             let seen = (systemd.huge(unit), systemd.property(ours, "Result"));
             assert!(seen.0 > 0 && seen.1 == "success", "{unit}: {seen:?} {}", systemd.notes());
         }
@@ -213,7 +213,7 @@ fn one_that_takes_a_name_of_dbus() {
     let seen = |ours: Option<&str>| {
         systemd.start(unit);
         if let Some(ours) = ours {
-            eventually_done(&systemd, unit, ours);
+            systemd.eventually_done(unit, ours);
             assert_eq!(systemd.property(ours, "Result"), "success");
         }
         let started = facts(&systemd, unit);

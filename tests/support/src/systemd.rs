@@ -185,6 +185,33 @@ impl Systemd {
         self.run(["sh", "-c", script, "sh", &group]).out().lines().map(str::to_owned).collect()
     }
 
+    /// Returns its process ID outside of its PID namespace.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Returns the processes in a unit's cgroup, by their IDs outside.
+    pub fn pids(&self, unit: &str) -> Vec<i32> {
+        let group = self.property(unit, "ControlGroup");
+        // The kernel shows the IDs of the reader's PID namespace.
+        let list = self.path(&format!("/sys/fs/cgroup/systemd{group}/cgroup.procs"));
+        let text = std::fs::read_to_string(list).unwrap_or_default();
+        text.lines().filter_map(|pid| pid.parse().ok()).collect()
+    }
+
+    /// Waits until a unit of TiExec's has run after the service's last start and has ended.
+    pub fn eventually_done(&self, service: &str, ours: &str) {
+        let time = |unit: &str, name: &str| {
+            let at = self.property(unit, &format!("{name}TimestampMonotonic"));
+            at.parse::<u64>().expect("microseconds")
+        };
+        eventually(&format!("{ours} has run"), || {
+            time(ours, "InactiveEnter") > time(service, "ActiveEnter")
+                && self.property(ours, "Job").is_empty()
+                && self.property(ours, "ActiveState") == "inactive"
+        });
+    }
+
     /// Returns the path, for this process, of a path inside. `path` must not contain an absolute symbolic link.
     pub fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.pid))

@@ -1,0 +1,6 @@
+//! Everything that TiExec does, at random, beside services under load.
+
+mod acts;
+mod clients;
+mod everything;
+mod stage;
