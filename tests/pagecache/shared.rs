@@ -6,6 +6,7 @@ use std::path::Path;
 
 use support::attaching::{ctl, json};
 use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, huge_folios};
+use support::programs::whole_node;
 use support::smaps::{Vma, vmas};
 use support::{Fresh, Held, Kind, Pinned, Run, installed, program, program_big, require};
 
@@ -40,9 +41,9 @@ fn eight(run: &Run, file: &Path, launched: bool) -> (u64, u64) {
 #[test]
 fn eight_nodes_share_their_text() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let node = installed("node");
-    require!(node.is_some(), "no node on PATH");
-    let copy = Fresh::copy(&node.expect("just found").canonicalize().expect("a path"));
+    let node = whole_node();
+    require!(node.is_some(), "no node on PATH whose text is its own");
+    let copy = Fresh::copy(&node.expect("just found"));
     let run = Run::new(copy.path(), ["-e", NODE]);
     let (plain_file, plain) = eight(&run.plain(), copy.path(), false);
     let (ours_file, ours) = eight(&run, copy.path(), true);
@@ -76,9 +77,9 @@ fn eight_that_use_all_their_text_use_as_much_memory_as_plain_ones() {
 #[test]
 fn v8_finds_the_files_own_text() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
-    let node = installed("node");
-    require!(node.is_some(), "no node on PATH");
-    let copy = Fresh::copy(&node.expect("just found").canonicalize().expect("a path"));
+    let node = whole_node();
+    require!(node.is_some(), "no node on PATH whose text is its own");
+    let copy = Fresh::copy(&node.expect("just found"));
     let run = Run::new(copy.path(), ["-e", NODE]);
     let plain = run.plain().hold();
     let held = run.hold();

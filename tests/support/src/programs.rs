@@ -190,6 +190,12 @@ pub fn program(name: &str, kind: Kind) -> PathBuf {
     program_big(name, kind, 6)
 }
 
+/// Returns node, if its text is its own. Debian's node has its text in libnode.so.
+pub fn whole_node() -> Option<PathBuf> {
+    let node = super::installed("node")?.canonicalize().ok()?;
+    Some(node).filter(|node| super::edges::text_bytes(node) >= super::pmd_size())
+}
+
 /// The program with that many MiB of text. It stays cached in small folios, unless a test has read it as huge ones, so
 /// that a launch does not depend on earlier tests.
 pub fn program_big(name: &str, kind: Kind, mib: u32) -> PathBuf {
