@@ -30,7 +30,7 @@ fn it_keeps_nothing_of_a_program() {
     for (key, value) in [("TracerPid", "0"), ("Threads", "1")] {
         assert_eq!(status_field(pid, key).as_deref(), Some(value), "{key}");
     }
-    assert_eq!(names(OURS), ["agent.sock", "launch.sock", "lock"]);
+    assert_eq!(names(OURS), ["agent.sock", "launch.sock", "lock", "machine"]);
     stop(agent);
     assert!(switched(pid) > 0);
     held.finish().assert_code(7).assert_silent();

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use support::Random;
 use support::child::eventually;
 use support::require;
+use support::smaps::children;
 use support::store::names;
 use support::systemd::{NEEDS, can_boot};
 
@@ -38,6 +39,10 @@ fn no_byte_is_lost_and_nothing_is_left() {
     systemd.ctl(["rules", "check"]).assert_code(0);
     // An agent that has nothing to do, and the memory of no service.
     systemd.start(AGENT);
+    let jumps = systemd.path("/run/tiexec/machine/jumps");
+    eventually("the agent has timed the jumps", || {
+        jumps.exists() && children(stage.main(AGENT)).is_empty()
+    });
     let first = stage.agent();
     systemd.systemctl(["stop", AGENT]).assert_code(0);
     let memory_files = stage.memory_files();

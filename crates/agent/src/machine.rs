@@ -1,14 +1,10 @@
 //! The facts about this machine that stop rules, for all processes.
 
-use std::time::Duration;
-
-use tiexec_remap::{host_pages, jumps, workers};
+use tiexec_remap::workers::Aside;
+use tiexec_remap::{host_pages, jumps};
 use tiexec_sys::{pidfd, thp};
 
 use crate::rules::{Action, Rule};
-
-/// The time limit for timing jumps.
-const TIMING: Duration = Duration::from_secs(10);
 
 /// The facts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,13 +29,10 @@ impl Machine {
     }
 }
 
-/// Times the jumps that show the instruction TLB, in a process of its own, unless the times are recorded already. A rule with
-/// `max-huge-pages = "auto"` and the daily scan use them. This takes about a second.
-pub(crate) fn time_jumps() {
-    if let Some(pages) = thp::pages()
-        && jumps::known(pages).is_none()
-    {
-        // Whoever needs the times measures them again then.
-        let _measured = workers::apart(TIMING, || jumps::measured(pages).is_ok());
-    }
+/// Begins to time the jumps that show the instruction TLB, in a process of its own, unless the times are recorded already. A rule
+/// with `max-huge-pages = "auto"` and the daily scan use them. This takes about a second.
+pub(crate) fn time_jumps() -> Option<Aside<()>> {
+    let pages = thp::pages().filter(|&pages| jumps::known(pages).is_none())?;
+    // Without a record, whoever needs the times measures them again then.
+    Aside::start(|_to| drop(jumps::measured(pages))).ok()
 }

@@ -22,6 +22,7 @@ use tiexec_engine::identity::Identity;
 use tiexec_engine::pauses::Growing;
 use tiexec_engine::times;
 use tiexec_remap::mapped::Copied;
+use tiexec_remap::workers::Heard;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, cgroup_namespace, interrupt, pidfd, process, with_symbols};
 
@@ -329,9 +330,10 @@ impl<'a> Agent<'a> {
         self.read_rules();
         self.read_verdicts();
         let _nobody_listens = sd_notify::notify(&[NotifyState::Ready]);
-        time_jumps();
+        let mut timing = time_jumps();
         loop {
             let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
+            timing.take_if(|timing| matches!(timing.hear(), Heard::End));
             self.see_switch();
             self.see_aside();
             // A release from quarantine concerns processes that wait for nothing else.
