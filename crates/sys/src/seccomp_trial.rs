@@ -19,7 +19,7 @@ use crate::process::{self, Fork};
 /// The error of the first call that a filter refuses.
 pub fn remote_calls() -> Result<(), SysError> {
     let len = rustix::param::page_size();
-    let fd = memfd_create("tiexec:rehearsal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+    let fd = memfd_create("tiexec-rehearsal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
         .map_err(SysError::of("memfd_create"))?;
     let file = File::from(fd);
     rustix::fs::ftruncate(&file, len as u64).map_err(SysError::of("ftruncate"))?;

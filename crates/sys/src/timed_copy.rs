@@ -12,6 +12,9 @@ use crate::error::{Errno, SysError};
 use crate::memory::FillMapping;
 use crate::reservation::Reservation;
 
+/// The name of the memory. It must not be that of an image: `revert --all` would take the measurement for a program in copies.
+const NAME: &str = "tiexec-measure";
+
 /// The memory of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
@@ -94,8 +97,7 @@ fn filled(
     kind: Kind,
     fill: impl FnOnce(&mut FillMapping) -> Result<(), SysError>,
 ) -> Result<File, SysError> {
-    let fd = memfd_create("tiexec:measure", MemfdFlags::CLOEXEC)
-        .map_err(SysError::of("memfd_create"))?;
+    let fd = memfd_create(NAME, MemfdFlags::CLOEXEC).map_err(SysError::of("memfd_create"))?;
     let file = File::from(fd);
     rustix::fs::ftruncate(&file, len as u64).map_err(SysError::of("ftruncate"))?;
     let mut mapping = FillMapping::new(&file, len, pages.pmd)?;
@@ -156,4 +158,15 @@ const SEED: u64 = 0x2545_f491_4f6c_dd1d;
 fn next(state: &mut u64) -> usize {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measurement_is_not_taken_for_an_image() {
+        let shown = format!("/memfd:{NAME} (deleted)");
+        assert!(!shown.as_bytes().starts_with(tiexec_core::coverage::IMAGE_NAME_PREFIX));
+    }
 }
