@@ -1,4 +1,4 @@
-//! What happens to the services and to TiExec, in any order.
+//! The acts on the services and on TiExec, in any order.
 
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ const ANY_ORDER: [Act; 23] = [
     Act::KillAgent,
 ];
 
-/// So many passes leave the agent alive, so that a leak of the agent's would add up.
+/// The agent lives for this number of passes, so that a leak would add up.
 const LIFE_OF_AN_AGENT: u64 = 8;
 
 /// The acts of one pass, in a random order.
@@ -90,8 +90,8 @@ impl Tally {
     }
 }
 
-/// Returns what came of an attach or a revert, which may find that a process cannot be stopped now, or that there is no memory. It then
-/// has changed nothing. It must not fail in another way.
+/// Returns the outcome of an attach or a revert. The command may find that a process cannot be stopped now, or that there is no memory. It
+/// then has changed nothing. It must not fail in another way.
 pub(crate) fn outcome(done: &Done) -> String {
     let code = done.status.code();
     if code == Some(0) {

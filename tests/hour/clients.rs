@@ -32,7 +32,7 @@ impl Gate {
     }
 }
 
-/// What the clients have done.
+/// The requests of one client.
 pub(crate) struct Record {
     /// The requests that were answered.
     pub(crate) answered: AtomicU64,
@@ -87,7 +87,7 @@ pub(crate) enum Kind {
     Postgres,
 }
 
-/// Where the services are.
+/// The namespaces of the services.
 #[derive(Clone, Copy)]
 pub(crate) struct Inside {
     /// The PID of their systemd.

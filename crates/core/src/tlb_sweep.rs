@@ -41,8 +41,8 @@ pub struct Point {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Sweeps(pub Vec<Vec<Point>>);
 
-/// What the sweeps show of the TLB for pages of one size. `None`: unclear.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+/// The levels of the TLB for pages of one size, as the sweeps show them. `None`: unclear.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Levels {
     /// The entries of the first level.
     pub first: Option<u32>,
@@ -54,8 +54,8 @@ pub struct Levels {
     pub walk_ns: Option<f64>,
 }
 
-/// What the sweeps show of the TLB.
-#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+/// The levels of the TLB, as the sweeps show them.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Measured {
     /// For base pages.
     pub base: Levels,
@@ -342,7 +342,7 @@ mod tests {
         huge: [f64; 2],
         /// The cost of a hit of the second level and of a walk, in nanoseconds.
         costs: [f64; 2],
-        /// What a walk costs more for each doubling of the pages beyond 1024.
+        /// The added cost of a walk for each doubling of the pages beyond 1024.
         growth: f64,
     }
 

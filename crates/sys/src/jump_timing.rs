@@ -37,7 +37,8 @@ const LONGEST: Duration = Duration::from_secs(3);
 const ROUNDS: usize = 12;
 /// Jumps in one timing.
 const JUMPS: usize = 4096;
-const LINE: usize = tlb_sweep::LINE as usize;
+/// The bytes of a line of the cache.
+pub(crate) const LINE: usize = tlb_sweep::LINE as usize;
 /// The offset of the return, in bytes: in the first line, behind the place.
 const RETURN_AT: usize = 32;
 

@@ -17,7 +17,7 @@ use rustix::mm::ProtFlags;
 use tiexec_core::addr::Pages;
 
 use crate::error::{Errno, SysError};
-use crate::jump_timing::Jumps;
+use crate::jump_timing::{Jumps, LINE};
 use crate::process;
 use crate::timed_copy::{Kind, TimedCopy, without_order, without_pattern, zeroes};
 
@@ -78,7 +78,6 @@ const SLOWER_JUMPS: f64 = 0.2;
 /// Huge pages are whole if they cost less than the first share of what base pages cost, and split from the second share
 /// on. On a split host (AMD Zen 3) loads had shares of 0.97 to 1.03, and jumps 0.72 to 0.96, as split huge pages have shorter walks.
 const SHARES: [f64; 2] = [0.3, 0.5];
-const LINE: usize = 64;
 
 impl StepTimes {
     /// Returns whether huge pages are nearly as slow as base pages; `None` if base pages are not slower by the share `slower`

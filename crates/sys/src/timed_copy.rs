@@ -41,8 +41,7 @@ impl TimedCopy {
         kind: Kind,
         protection: ProtFlags,
     ) -> Result<Self, SysError> {
-        let file = filled(bytes.len(), pages, kind, |fill| fill.write(0, bytes))?;
-        Self::map(&file, [bytes.len(), 1], pages, protection)
+        Self::filled([bytes.len(), 1], pages, kind, protection, |fill| fill.write(0, bytes))
     }
 
     /// Makes `len` bytes, a multiple of the huge page, of which `fill` fills a part. They are mapped `times` times, one copy behind

@@ -150,7 +150,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, how: How) -> u8 {
     if is_wrong { exit::FAILED } else { told(status, printed) }
 }
 
-/// What the agent knows beside its rules.
+/// The files and facts that decide beside the rules.
 struct Kept {
     state: State,
     verdicts: Verdicts,
