@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::time::Instant;
 
-use support::attaching::{Before, assert_untouched, ctl, json, switched};
+use support::attaching::{ctl, descriptors, json, switched};
 use support::child::eventually;
 use support::databases::Postgres;
 use support::programs::{Cgo, build_go};
-use support::smaps::vmas;
+use support::smaps::{Vma, mappings, vmas};
 use support::{Fresh, Held, Run, busy_java, installed, is_root, require, write_program};
 
 const CYCLES: usize = 20;
@@ -98,7 +98,7 @@ fn node_that_has_moved_its_own_text() {
         .map(|vma| vma.counter("AnonHugePages"))
         .sum();
     require!(moved > 0, "this node moves no text, or the machine has no THP");
-    let before = Before::of(pid);
+    let before = (image(pid), descriptors(pid));
     let seen = ctl(["inspect", "--json", &pid.to_string()]);
     let files = json(&seen)["files"].take();
     let of_node = files.as_array().and_then(|all| {
@@ -111,9 +111,19 @@ fn node_that_has_moved_its_own_text() {
     let done = ctl(["attach", &pid.to_string()]);
     done.assert_code(0);
     assert!(done.out().contains("; nothing to do") && !done.out().contains("too_small"), "{done}");
-    assert_untouched(pid, &before);
+    assert_eq!((image(pid), descriptors(pid)), before);
     held.write(b"end\n");
     held.finish().assert_code(7);
+}
+
+/// The mappings from the program's first segment to its last. Node maps and unmaps its heap beside them at any time.
+fn image(pid: i32) -> Vec<Vma> {
+    let own = std::fs::read_link(format!("/proc/{pid}/exe")).expect("an own child's program");
+    let all = mappings(pid);
+    let is_own = |vma: &&Vma| Path::new(&vma.path) == own;
+    let first = all.iter().find(is_own).expect("the first segment").start;
+    let last = all.iter().rfind(is_own).expect("the last segment").end;
+    all.into_iter().filter(|vma| first <= vma.start && vma.end <= last).collect()
 }
 
 /// The processes of PostgreSQL run under load, and new ones start during the attach. No transaction fails, and no

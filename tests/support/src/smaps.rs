@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 /// One mapping and its counters, in bytes.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Vma {
     /// Its first address.
     pub start: u64,
