@@ -32,7 +32,7 @@ USERUNITDIR = $(DESTDIR)$(PREFIX)/lib/systemd/user
 LIBDIR = $(DESTDIR)$(PREFIX)/lib
 INCLUDEDIR = $(DESTDIR)$(PREFIX)/include
 
-.PHONY: all programs lib demo test guest tests lint soak vm-test k8s-test tools-test upgrade-test roots-test docs-test image bench man completions install uninstall clean
+.PHONY: all programs lib demo test set-up test-programs guest tests lint soak vm-test k8s-test tools-test upgrade-test roots-test docs-test image bench man completions install uninstall clean
 
 # All that `make install` installs, so that `make && sudo make install` needs no cargo as root.
 all: programs lib man completions
@@ -64,15 +64,23 @@ SMOKE_TESTS := attach::manual::attach_makes_text_huge attach::limits::no_overcom
 	fail_open::resources::thp_never hostile::targets::one_of_a_cgroup hostile::targets::one_that_a_cgroup_v2 \
 	launch::counted::a_limit_of_the_cgroup
 
-# The guest runs the programs that the tests run, beside the lints and the tests: an emulator and tests that wait share the processors.
-# So all are built before: cargo would replace a program that the guest has open.
+# Packages are fetched beside the build, which needs no more of them than the demo. The guest runs the programs that the tests run, beside
+# the lints and the tests: an emulator and tests that wait share the processors. So all are built before: cargo would replace a program
+# that the guest has open.
 test:
-	scripts/setup test
-	$(CARGO) test --no-run --workspace $(FEATURES)
+	scripts/setup run
+	$(MAKE) --no-print-directory --jobs=2 set-up test-programs
 	$(MAKE) --no-print-directory --jobs=2 guest tests
 
 # Without make's jobserver: make does not pass its descriptors to these.
 ALONE := env -u MAKEFLAGS -u MFLAGS
+
+set-up:
+	$(ALONE) scripts/setup test
+
+test-programs:
+	$(ALONE) $(CARGO) test --no-run --workspace $(FEATURES)
+
 lint: CARGO := $(ALONE) $(CARGO)
 
 # `cargo xtask` would build xtask once more, with other features.

@@ -31,16 +31,20 @@ pool=/proc/sys/vm/nr_hugepages
 [ ! -e $thp ] || echo madvise >$thp/enabled
 export TIEXEC_TEST_PATIENCE=20 TIEXEC_TEST_THROWAWAY=1
 
-# The doctor runs with pages in the pool, so that it finds them.
-mkdir -m 1777 /disk "$files"/doctor
-mount --bind "$files"/doctor /disk
-[ ! -e $pool ] || echo 2 >$pool
-TMPDIR=/disk "$programs"/tiexecctl doctor --json >/vm/out/doctor.root
-TMPDIR=/disk setpriv --reuid=65534 --regid=65534 --clear-groups "$programs"/tiexecctl doctor --json >/vm/out/doctor.user
-[ ! -e $pool ] || echo 0 >$pool
-umount /disk
-# Before Linux 6.1 memfds become huge only by this setting.
-grep -q 'a memfd becomes a huge page' /vm/out/doctor.root || [ ! -e $thp ] || echo advise >$thp/shmem_enabled
+# Runs the doctor as root and as a user. Pages are in the pool, so that it finds them.
+ask_the_doctor() {
+    mkdir -m 1777 /disk "$files"/doctor
+    mount --bind "$files"/doctor /disk
+    [ ! -e $pool ] || echo 2 >$pool
+    TMPDIR=/disk "$programs"/tiexecctl doctor --json >/vm/out/doctor.root
+    TMPDIR=/disk setpriv --reuid=65534 --regid=65534 --clear-groups "$programs"/tiexecctl doctor --json >/vm/out/doctor.user
+    [ ! -e $pool ] || echo 0 >$pool
+    umount /disk
+    # Before Linux 6.1 memfds become huge only by this setting.
+    grep -q 'a memfd becomes a huge page' /vm/out/doctor.root || [ ! -e $thp ] || echo advise >$thp/shmem_enabled
+}
+# Its timings take half a minute where the processor is emulated.
+[ "$single" = yes ] || ask_the_doctor
 
 cd "$repository/crates/cli" || echo "vm-test: no repository"
 tab=$(printf '\t')
