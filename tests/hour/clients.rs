@@ -73,7 +73,7 @@ pub(crate) fn ask(kind: &Kind, inside: Inside, gate: &Gate, record: &Record, ove
 }
 
 /// A kind of client.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Kind {
     /// Sets and gets a value of redis.
     Redis,

@@ -10,7 +10,7 @@ use support::attaching::{descriptors, files_joined};
 use support::child::{eventually, soon};
 use support::machine::{Groups, memory_controller};
 use support::smaps::status_field;
-use support::systemd::Systemd;
+use support::systemd::{Systemd, postgresql};
 use support::{Kind, install, program};
 
 use crate::clients::{Gate, Inside, Kind as Asks, PAGE, page};
@@ -25,55 +25,66 @@ const OPT: &str = "/opt";
 /// A file for the page cache of the cgroup.
 const FILLER: &str = "/opt/filler";
 const FILLED: u64 = 192 << 20;
+/// The name of the directory of copies that covers one of the machine's.
+const COVER: &str = "cover";
 
 /// A service, how it is asked, and the setting with which its text becomes huge.
 struct Kept {
-    unit: &'static str,
-    /// The machine's file, whose copy below [`OPT`] the unit runs.
-    file: &'static str,
+    unit: String,
+    /// The machine's file, whose copy below [`OPT`] the unit runs; empty for the exchange.
+    file: PathBuf,
     asks: Option<Asks>,
     rule: &'static str,
 }
 
-const POSTGRES: &str = "/usr/lib/postgresql/15/bin";
+/// The services of all machines. Postgres runs from a cover of its directory, where Debian's template searches.
+fn all() -> Vec<Kept> {
+    let version = postgresql();
+    let kept = |unit: &str, file: &str, asks, rule| {
+        let (unit, file) = (unit.replace("VERSION", &version), file.replace("VERSION", &version));
+        Kept { unit, file: file.into(), asks, rule }
+    };
+    let aggressive = "backing = \"image\"\nedges = \"aggressive\"";
+    let pad = "backing = \"image\"\nedges = \"pad\"";
+    vec![
+        kept(EXCHANGE, "", None, "backing = \"image\""),
+        kept("redis-server.service", "/usr/bin/redis-server", Some(Asks::Redis), aggressive),
+        kept("nginx.service", "/usr/sbin/nginx", Some(Asks::Nginx), aggressive),
+        kept("mariadb.service", "/usr/sbin/mariadbd", Some(Asks::Mariadb), pad),
+        kept(
+            "postgresql@VERSION-main.service",
+            "/usr/lib/postgresql/VERSION/bin/postgres",
+            Some(Asks::Postgres),
+            "backing = \"image\"",
+        ),
+        kept(
+            "prometheus.service",
+            "/usr/bin/prometheus",
+            Some(Asks::Prometheus),
+            "edges = \"conservative\"",
+        ),
+    ]
+}
 
-const SERVICES: [Kept; 6] = [
-    Kept { unit: EXCHANGE, file: "", asks: None, rule: "backing = \"image\"" },
-    Kept {
-        unit: "redis-server.service",
-        file: "/usr/bin/redis-server",
-        asks: Some(Asks::Redis),
-        rule: "backing = \"image\"\nedges = \"aggressive\"",
-    },
-    Kept {
-        unit: "nginx.service",
-        file: "/usr/sbin/nginx",
-        asks: Some(Asks::Nginx),
-        rule: "backing = \"image\"\nedges = \"aggressive\"",
-    },
-    Kept {
-        unit: "mariadb.service",
-        file: "/usr/sbin/mariadbd",
-        asks: Some(Asks::Mariadb),
-        rule: "backing = \"image\"\nedges = \"pad\"",
-    },
-    Kept {
-        unit: "postgresql@15-main.service",
-        file: "/usr/lib/postgresql/15/bin/postgres",
-        asks: Some(Asks::Postgres),
-        rule: "backing = \"image\"",
-    },
-    Kept {
-        unit: "prometheus.service",
-        file: "/usr/bin/prometheus",
-        asks: Some(Asks::Prometheus),
-        rule: "edges = \"conservative\"",
-    },
-];
+impl Kept {
+    fn is_exchange(&self) -> bool {
+        self.unit == EXCHANGE
+    }
+
+    fn name(&self) -> String {
+        let name = self.file.file_name().unwrap_or("exchange".as_ref());
+        name.to_string_lossy().into_owned()
+    }
+
+    /// The directory of the program's file, where a copy of it covers the machine's.
+    fn covered(&self) -> Option<&Path> {
+        (self.asks == Some(Asks::Postgres)).then(|| self.file.parent()).flatten()
+    }
+}
 
 /// A service that the machine has.
 pub(crate) struct Service {
-    kept: &'static Kept,
+    kept: Kept,
     /// The copy, outside.
     pub(crate) copy: PathBuf,
     /// Closed while the service is stopped.
@@ -88,8 +99,8 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn unit(&self) -> &'static str {
-        self.kept.unit
+    pub(crate) fn unit(&self) -> &str {
+        &self.kept.unit
     }
 
     pub(crate) fn asks(&self) -> Option<Asks> {
@@ -117,10 +128,10 @@ impl Service {
 
     /// The file that is copied.
     fn source(&self) -> PathBuf {
-        match self.kept.file {
-            "" => program("exchange", Kind::DynamicNoPie),
-            file => Path::new(file).canonicalize().expect("an installed program"),
+        if self.kept.is_exchange() {
+            return program("exchange", Kind::DynamicNoPie);
         }
+        self.kept.file.canonicalize().expect("an installed program")
     }
 
     /// Replaces the copy by an equal file, as an upgrade of its package does.
@@ -155,14 +166,16 @@ impl Stage {
     /// Boots a systemd with the agent's unit and the services of this machine, of which none is started.
     pub(crate) fn boot() -> Stage {
         let opt = support::warm::directory();
-        let there = |kept: &&Kept| kept.file.is_empty() || Systemd::has(kept.unit);
+        let there = |kept: &Kept| kept.is_exchange() || Systemd::has(&kept.unit);
+        let (here, missing): (Vec<_>, Vec<_>) = all().into_iter().partition(there);
+        missing.iter().for_each(|kept| support::skip(&format!("{} is not installed", kept.unit)));
         let services: Vec<Service> =
-            SERVICES.iter().filter(there).map(|kept| service(kept, opt.path())).collect();
+            here.into_iter().map(|kept| service(kept, opt.path())).collect();
         let mut over = vec![(opt.path().to_owned(), PathBuf::from(OPT))];
-        let own = opt.path().join("postgres");
-        if services.iter().any(|service| service.copy.starts_with(&own)) {
-            support::warm::run("cp", &["-a".as_ref(), Path::new(POSTGRES), &own]);
-            over.push((own, PathBuf::from(POSTGRES)));
+        for covered in services.iter().filter_map(|service| service.kept.covered()) {
+            let own = opt.path().join(COVER);
+            support::warm::run("cp", &["-a".as_ref(), covered, &own]);
+            over.push((own, covered.to_owned()));
         }
         services.iter().for_each(Service::upgrade);
         let mut groups = Groups::new();
@@ -193,7 +206,7 @@ impl Stage {
         };
         let mut rules = String::new();
         for Service { kept, .. } in &self.services {
-            let (unit, rule) = (kept.unit, kept.rule);
+            let (unit, rule) = (&kept.unit, kept.rule);
             let name = unit.split(['.', '@']).next().unwrap_or(unit);
             let _to_a_string = write!(
                 rules,
@@ -202,12 +215,11 @@ impl Stage {
             );
             let text = match std::fs::read_to_string(format!("/usr/lib/systemd/system/{unit}")) {
                 Ok(text) => {
-                    let name =
-                        Path::new(kept.file).file_name().expect("a program").to_string_lossy();
-                    text.replace(kept.file, &format!("{OPT}/{name}"))
+                    let file = kept.file.to_string_lossy();
+                    text.replace(&*file, &format!("{OPT}/{}", kept.name()))
                 }
                 // Its addresses are always the same, so that its mappings can be compared.
-                Err(_) if kept.file.is_empty() => {
+                Err(_) if kept.is_exchange() => {
                     format!("[Service]\nType=exec\nExecStart=setarch -R {OPT}/exchange {BYTES}\n")
                 }
                 // The cover of a directory is where the template's programs search.
@@ -390,17 +402,9 @@ impl Stage {
     }
 }
 
-fn service(kept: &'static Kept, opt: &Path) -> Service {
-    let name = if kept.file.is_empty() {
-        "exchange"
-    } else {
-        Path::new(kept.file).file_name().and_then(|name| name.to_str()).expect("a name")
-    };
-    let copy = if kept.file.starts_with(POSTGRES) {
-        opt.join("postgres").join(name)
-    } else {
-        opt.join(name)
-    };
+fn service(kept: Kept, opt: &Path) -> Service {
+    let directory = if kept.covered().is_some() { opt.join(COVER) } else { opt.to_owned() };
+    let copy = directory.join(kept.name());
     Service {
         kept,
         copy,

@@ -25,10 +25,7 @@ fn root() -> String {
 /// Returns Debian's services that are installed, each with the `--edges` that gives it huge text. The text of two of them fills no
 /// whole huge page.
 pub fn debians() -> Vec<(String, &'static str)> {
-    // The package's installation makes the cluster of its version.
-    let clusters = std::fs::read_dir(root() + "/etc/postgresql").into_iter().flatten().flatten();
-    let version = clusters.map(|cluster| cluster.file_name().display().to_string()).max();
-    let postgres = format!("postgresql@{}-main.service", version.unwrap_or_default());
+    let postgres = format!("postgresql@{}-main.service", postgresql());
     let all = [
         ("mariadb.service", "conservative"),
         (&postgres, "conservative"),
@@ -38,6 +35,12 @@ pub fn debians() -> Vec<(String, &'static str)> {
     let (here, missing) = all.into_iter().partition::<Vec<_>, _>(|(unit, _)| Systemd::has(unit));
     missing.iter().for_each(|(unit, _)| super::skip(&format!("{unit} is not installed")));
     here.into_iter().map(|(unit, edges)| (unit.to_owned(), edges)).collect()
+}
+
+/// Returns the version of PostgreSQL for which its package has made a cluster; empty if there is none.
+pub fn postgresql() -> String {
+    let clusters = std::fs::read_dir(root() + "/etc/postgresql").into_iter().flatten().flatten();
+    clusters.map(|cluster| cluster.file_name().display().to_string()).max().unwrap_or_default()
 }
 
 /// Returns whether a systemd can be booted here.
