@@ -324,6 +324,28 @@ jstack() {
     jdk
     "$(dirname "$(readlink -f "$(command -v java)")")/jstack" "$pid" 2>tool | names Waits.inner Waits.outer Waits.main
 }
+# Waiting threads have samples of the wall clock, too.
+async_profiler() {
+    local library
+    case $(uname -m) in
+    x86_64) library=linux-x64 ;;
+    *) library=linux-arm64 ;;
+    esac
+    library=$(echo "$CACHE"/async-profiler-*/$library/libasyncProfiler.so)
+    [ -e "$library" ] || skip "no async-profiler (scripts/setup tools)"
+    jdk
+    ask_async_profiler start,event=wall,interval=10ms,cstack=dwarf
+    until_true 60 "samples of all threads" has_samples
+    names Waits.inner Waits.outer Waits.main ObjectMonitor::wait signal_thread_entry <stacks | sort -u
+}
+# jcmd takes a comma for the end of a word that has no quotes of its own.
+ask_async_profiler() {
+    "$(dirname "$(readlink -f "$(command -v java)")")/jcmd" "$pid" JVMTI.agent_load "$library" "\"$1\"" >tool 2>&1 || fail "$(grep -m 1 Exception tool)"
+}
+has_samples() {
+    ask_async_profiler "dump,collapsed,file=$PWD/stacks"
+    awk '{ samples += $NF } END { exit samples < 500 }' stacks
+}
 jhsdb() {
     jdk
     "$(dirname "$(readlink -f "$(command -v java)")")/jhsdb" jstack --mixed --pid "$pid" 2>tool >tool.out
@@ -343,16 +365,26 @@ node_report() {
     until_true 60 "the report" said 'done'
     sed -n '/"nativeStack"/,/^  ],/p' report.json | sed -n 's/.*"symbol": "\([^"]*\)".*/\1/p' | sed 's/ *\[.*//; s/+0x.*//; s/(.*//' | grep -E '^(node|v8|uv)' | head -n 12
 }
-py_spy() {
-    PATH=$PATH:$(echo "$CACHE"/py-spy-*/bin)
-    need py-spy "PyPI's py-spy"
+# python [OPTION…]: begins a python that waits in two functions.
+python() {
     [ -x /usr/bin/python3.11 ] || skip "no /usr/bin/python3.11 (Debian's python3)"
     private /usr/bin/python3.11 python3.11
     [ "$WAY" != pagecache ] || skip "the text of python3.11 holds no whole huge page of the file"
     # Its text is not much larger than a huge page.
     options=(--edges=aggressive)
-    begin ./python3.11 "$TOOLS/waits.py"
+    begin ./python3.11 "$@" "$TOOLS/waits.py"
+}
+py_spy() {
+    PATH=$PATH:$(echo "$CACHE"/py-spy-*/bin)
+    need py-spy "PyPI's py-spy"
+    python
     py-spy dump --pid "$pid" 2>tool | names inner outer '<module>' module
+}
+faulthandler() {
+    python -X faulthandler
+    kill -ABRT "$pid"
+    ended
+    names inner outer '<module>' module <err
 }
 pmap_of() {
     need pmap procps && program
@@ -366,16 +398,35 @@ lsof_of() {
     begin ./subject
     lsof -p "$pid" 2>tool | awk '$4 == "txt" || $4 == "mem" || $4 == "DEL" { print $4, $NF }' | sed "s,$PWD/,," | grep -vE '\.so|ld-linux|locale|gconv' | sort -u
 }
+# Needs fixed_address. Sets $at to the run-time address of the function probed.
+find_probed() { at=$((0x400000 + 0x$(sed -n 's/^offset //p' out))); }
 # The name of a function from its address alone, by the file that the maps have there.
 addr2line_by_maps() {
     need addr2line binutils
     fixed_address
     program
     begin ./subject
-    local at file
-    at=$((0x400000 + 0x$(sed -n 's/^offset //p' out)))
+    find_probed
+    local file
     file=$(while read -r range _ _ _ _ path; do [ $((0x${range%-*})) -le $at ] && [ $at -lt $((0x${range#*-})) ] && echo "$path"; done <"/proc/$pid/maps")
     addr2line -f -e "$file" "$(printf %x $at)" 2>tool | names probed
+}
+# The module by which a symbol server finds the name of a function.
+make_module_at() { CARGO_TARGET_DIR=$PWD cargo build --quiet --locked --manifest-path "$TOOLS/module-at/Cargo.toml"; }
+minidump() {
+    need cargo cargo
+    once module-at make_module_at || skip "cargo cannot build minidump-writer"
+    fixed_address
+    program
+    begin ./subject
+    find_probed
+    "$SHARED/module-at/debug/module-at" "$pid" "$(printf %x $at)" 2>tool | sed 's,.*/,,'
+}
+checkrestart_of() {
+    need checkrestart debian-goodies && program
+    begin ./subject
+    checkrestart -v >tool 2>&1 || fail "checkrestart: $(tail -n 1 tool)"
+    if grep -qw "$pid" tool; then echo "needs a restart"; else echo "is up to date"; fi
 }
 
 [ "$(type -t "$1")" = function ] || fail "no case $1"

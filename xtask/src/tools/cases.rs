@@ -26,6 +26,7 @@ const PERF: &str = "A perf that begins later reads `/proc/PID/maps`, finds the c
     Begin the recording before the start or the attach.";
 const SAMPLES: &str = "The profile holds `/proc/self/maps`, and pprof looks for the address in the mappings of the program's file. Use perf.";
 const JHSDB: &str = "jhsdb looks for the address in the files that `/proc/PID/maps` names, and the image of a store has no symbols. Use gdb.";
+const MODULE: &str = "The minidump has the copy as a module of its own, and a symbol server knows no symbols for its ID. Look the address up in the program's file.";
 const OWN_PATH: &str = "The library opens the file that `/proc/self/maps` has at the address, and a memfd cannot be opened by that name. Use gdb, or \
     a store.";
 const SEGMENT: &str = "libunwind looks for the segment of the file that begins where the mapping at the address begins. A copy divides the \
@@ -65,9 +66,16 @@ pub(super) const CASES: &[Case] = &[
     names("go_pprof", "Go, `pprof` of the CPU", ""),
     Case { attach: false, ..names("jstack", "`jstack`", "") },
     Case { attach: false, ..names("jhsdb", "`jhsdb jstack --mixed`", JHSDB) },
+    Case { attach: false, ..names("async_profiler", "async-profiler, wall clock", "") },
     Case { attach: false, ..names("hs_err", "the JVM's `hs_err` file", "") },
     names("node_report", "node, `process.report`", ""),
     Case { unit: "frames", ..names("py_spy", "`py-spy dump`", OWN_PATH) },
+    Case { unit: "frames", ..names("faulthandler", "Python's `faulthandler`", "") },
+    Case {
+        unit: "modules",
+        ..names("minidump", "minidump-writer, the module of an address", MODULE)
+    },
+    Case { unit: "answer", ..names("checkrestart_of", "`checkrestart`", "") },
     Case { unit: "files", ..names("pmap_of", "`pmap`", "It shows the copy's own path.") },
     Case { unit: "files", ..names("lsof_of", "`lsof`", "It shows the copy's own path.") },
     names(

@@ -1,5 +1,9 @@
-//! Lays an ELF file out again, so that every LOAD segment lies at an offset congruent with its vaddr modulo the huge
-//! page. Images of the store have this layout.
+//! Lays an ELF file out again, so that its text lies at offsets congruent with its addresses modulo the huge page. Images of
+//! the store have this layout.
+//!
+//! If text fits at its own offsets, and as many huge pages hold it there, the image has *all of the file's offsets*
+//! (`own_offsets`), its headers and its build ID. A reader of maps that takes the image for the file is right then. Otherwise
+//! every LOAD segment moves:
 //!
 //! ```text
 //! image offset  0         front                                       tail
@@ -30,6 +34,7 @@ mod headers;
 mod kept;
 mod kind;
 mod notes;
+mod own_offsets;
 mod place;
 mod segments;
 mod tail;
@@ -46,13 +51,15 @@ use thiserror::Error;
 use crate::addr::{AddrRange, Pages};
 use crate::elf::{ElfError, ElfHeader};
 use crate::rebase::launch_bias;
+use own_offsets::OwnOffsets;
 use place::Place;
+use segments::To;
 
 /// The version of the layout rules. This version does not use images of another version.
 ///
 /// 2: filler beside text. 3: for launches, the load bias at which most text lies in whole huge pages. 4: shared objects for
-/// where the kernel maps them; no data.
-pub const VERSION: u32 = 4;
+/// where the kernel maps them; no data. 5: the file's own offsets, where they fit.
+pub const VERSION: u32 = 5;
 
 /// Why a file cannot have an image.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
@@ -138,14 +145,19 @@ impl Layout {
             .end
             .checked_next_multiple_of(pages.pmd.bytes())
             .ok_or(LayoutError::Odd("no room for the headers"))?;
-        let mut segments = segments::place(programs, file_len, front, pages, 0)?;
+        let behind = |bias| To::Behind { front, bias };
+        let mut segments = segments::place(programs, file_len, behind(0), pages)?;
         let bias = match place::of(&facts, programs, file) {
             Place::Fixed => 0,
             Place::Moved => launch_bias(&segments.texts, pages.pmd),
             Place::Kernels(bias) => bias & (pages.pmd.bytes() - pages.base.bytes()),
         };
         if bias != 0 {
-            segments = segments::place(programs, file_len, front, pages, bias)?;
+            segments = segments::place(programs, file_len, behind(bias), pages)?;
+        }
+        let own = OwnOffsets { header: &header, programs, sections: &sections, file, pages, bias };
+        if let Some(own) = own.layout(&segments.huge, notes.build_id.clone()) {
+            return Ok(own);
         }
         let tail = tail::place(&sections, file_len, &segments, &notes)?;
 
@@ -226,8 +238,8 @@ impl Layout {
         let copied = self.copies.iter().map(|copy| (copy.to, copy.len));
         let written = self.writes.iter().map(|write| (write.at, write.bytes.len() as u64));
         // A huge page counts as a whole, so add its bytes that are not copied from any segment.
-        let huge = self.huge.iter().map(|huge| huge.end - huge.start).fold(0, u64::saturating_add);
-        let beside = huge.saturating_sub(segments::copied_in(&self.copies, &self.huge));
+        let beside = segments::total(&self.huge)
+            .saturating_sub(segments::copied_in(&self.copies, &self.huge));
         copied
             .chain(written)
             .map(|(at, len)| (at % base).saturating_add(len).next_multiple_of(base))

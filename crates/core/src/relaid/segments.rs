@@ -22,6 +22,14 @@ struct Load {
     mem_size: u64,
 }
 
+/// A segment that no huge page of text may hold a part of: one that may be written to, or that lies at another distance
+/// from its vaddrs than text.
+struct Closed {
+    vaddrs: Range<u64>,
+    /// Its offsets in the file.
+    file: Range<u64>,
+}
+
 /// The LOAD segments in their new places.
 #[derive(Debug)]
 pub(super) struct Segments {
@@ -37,14 +45,22 @@ pub(super) struct Segments {
     pub(super) pmd: u64,
 }
 
-/// Places the LOAD segments behind the first `front` bytes of the image, for a process where they lie
-/// at their vaddrs plus `bias`.
+/// Where the image holds the LOAD segments.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum To {
+    /// Behind the first `front` bytes, all at the same distance from their vaddrs, for a process where they lie at their
+    /// vaddrs plus `bias`.
+    Behind { front: u64, bias: u64 },
+    /// At their offsets in the file. Those of text are its vaddrs plus `shift`, wrapping.
+    OwnOffsets { shift: u64 },
+}
+
+/// Places the LOAD segments.
 pub(super) fn place(
     programs: &[ProgramHeader64<LittleEndian>],
     file_len: u64,
-    front: u64,
+    to: To,
     pages: Pages,
-    bias: u64,
 ) -> Result<Segments, LayoutError> {
     let base = pages.base.bytes();
     let mut loads = Vec::new();
@@ -69,8 +85,15 @@ pub(super) fn place(
             return Err(LayoutError::Malformed("a segment past the end of the file"));
         };
         let flags = header.p_flags.get(LittleEndian);
-        if flags.contains(elf::PF_W) || load.mem_size != load.file_size {
-            closed.push(load.vaddr..load.vaddr + load.mem_size);
+        let is_elsewhere = match to {
+            To::Behind { .. } => false,
+            To::OwnOffsets { shift } => load.vaddr.wrapping_add(shift) != load.file_offset,
+        };
+        if flags.contains(elf::PF_W) || load.mem_size != load.file_size || is_elsewhere {
+            closed.push(Closed {
+                vaddrs: load.vaddr..load.vaddr + load.mem_size,
+                file: load.file_offset..file_end,
+            });
         }
         if load.file_size == 0 {
             continue;
@@ -93,18 +116,26 @@ pub(super) fn place(
     }
     let lowest = copies.iter().map(|copy| copy.to).min();
     let lowest = lowest.ok_or(LayoutError::Odd("nothing to load"))?;
-    // The first segment lies as far into a huge page as it does in the process.
-    let into_huge = lowest.wrapping_add(bias) & (pages.pmd.bytes() - 1);
-    let first = front.checked_add(into_huge).ok_or(LayoutError::Odd("no room for the headers"))?;
+    let first = match to {
+        // The first segment lies as far into a huge page as it does in the process.
+        To::Behind { front, bias } => {
+            let into_huge = lowest.wrapping_add(bias) & (pages.pmd.bytes() - 1);
+            front.checked_add(into_huge).ok_or(LayoutError::Odd("no room for the headers"))?
+        }
+        To::OwnOffsets { shift } => lowest.wrapping_add(shift),
+    };
     let shift = first.wrapping_sub(lowest);
     for copy in &mut copies {
-        copy.to = (copy.to - lowest)
-            .checked_add(first)
+        let at = match to {
+            To::Behind { .. } => (copy.to - lowest).checked_add(first),
+            To::OwnOffsets { .. } => Some(copy.from),
+        };
+        copy.to = at
             .filter(|&to| to <= MAX_LEN - copy.len.min(MAX_LEN))
             .ok_or(LayoutError::Odd("segments too far apart"))?;
     }
     let copies = joined(copies)?;
-    let end = copies.last().map_or(front, |copy| copy.to + copy.len).next_multiple_of(base);
+    let end = copies.last().map_or(first, |copy| copy.to + copy.len).next_multiple_of(base);
     let texts = AddrRange::joined(texts);
     let pmd = pages.pmd.bytes();
     let in_image: Vec<Range<u64>> = texts
@@ -113,16 +144,15 @@ pub(super) fn place(
         .map(|[start, end]| start..end)
         .collect();
     let is_closed = |page: &Range<u64>| {
-        closed.iter().any(|closed| {
-            let [start, end] = [closed.start, closed.end].map(|at: u64| at.wrapping_add(shift));
-            start < page.end && page.start < end
+        let reaches = |range: &Range<u64>| range.start < page.end && page.start < range.end;
+        closed.iter().any(|Closed { vaddrs, file }| {
+            let [start, end] = [vaddrs.start, vaddrs.end].map(|at| at.wrapping_add(shift));
+            reaches(&(start..end)) || matches!(to, To::OwnOffsets { .. }) && reaches(file)
         })
     };
     let mut huge = huge_pages(&in_image, pmd, |_, page| !is_closed(page));
-    let len = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).sum();
-    let text: u64 = len(&in_image);
-    let holes = len(&huge).saturating_sub(copied_in(&copies, &huge));
-    if holes > text.min(file_len) {
+    let holes = total(&huge).saturating_sub(copied_in(&copies, &huge));
+    if holes > total(&in_image).min(file_len) {
         // Little text lies far apart here, so huge pages at its edges would hold little but holes.
         huge = huge_pages(&in_image, pmd, |text, page| {
             text.start <= page.start && page.end <= text.end
@@ -154,6 +184,11 @@ fn huge_pages(
         }
     }
     huge
+}
+
+/// Returns the length of the ranges together.
+pub(super) fn total(ranges: &[Range<u64>]) -> u64 {
+    ranges.iter().map(|range| range.end - range.start).fold(0, u64::saturating_add)
 }
 
 /// Returns how many bytes of these image ranges are copied.

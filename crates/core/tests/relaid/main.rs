@@ -3,7 +3,7 @@
 mod check;
 mod files;
 
-use check::{PAGES, built, check};
+use check::{PAGES, built, check, has_own_offsets};
 use files::{Sketch, any_sketch};
 use proptest::prelude::*;
 use tiexec_core::addr::{AddrRange, RemoteAddr};
@@ -62,8 +62,25 @@ fn huge_pages_with_text_and_nothing_writable_need_be_huge() {
     let data_beside = Sketch { text_len: 5 << 20, data_vaddr: 0x9f_f000, ..Sketch::typical() };
     let layout = self::layout(&data_beside.bytes()).unwrap();
     let huge = |page: u64| layout.is_text(page * PAGES.pmd.bytes());
-    assert_eq!([0, 1, 2, 3, 4].map(huge), [false, true, true, false, false]);
-    assert_eq!(layout.offset_of(range(0x60_0000, 0x80_0000)), Some(0x40_0000));
+    assert_eq!([0, 1, 2, 3, 4].map(huge), [true, true, false, false, false]);
+    assert_eq!(layout.offset_of(range(0x60_0000, 0x80_0000)), Some(0x20_0000));
+}
+
+#[test]
+fn text_that_fits_at_its_own_offsets_keeps_them() {
+    // Data shares the text's last huge page, so the other layout would have no huge page more.
+    let typical = Sketch { text_len: 5 << 20, data_vaddr: 0x9f_f000, ..Sketch::typical() };
+    let file = typical.bytes();
+    let layout = layout(&file).unwrap();
+    check(&layout, &file);
+    assert!(has_own_offsets(&layout));
+    let image = built(&layout, &file);
+    assert_eq!(image[..0x1000], file[..0x1000], "headers");
+    assert_eq!(self::layout(&image).unwrap().build_id.as_deref(), Some(&Sketch::BUILD_ID[..]));
+    assert_eq!(layout.offset_of(range(0x40_1000, 0x90_1000)), Some(0x1000));
+    // Data with a huge page of its own: the text's last huge page is huge only in the other layout.
+    let apart = Sketch { text_len: 5 << 20, ..Sketch::typical() };
+    assert!(!has_own_offsets(&self::layout(&apart.bytes()).unwrap()));
 }
 
 #[test]
