@@ -5,7 +5,7 @@
 //! base pages. An object that `ld.so` does not map costs a needless stop. Neither does harm. (`tiexecctl warm
 //! --deps` has time, and asks `ld.so` itself.)
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::ops::Range;
@@ -67,6 +67,8 @@ const MUSL_DIRECTORIES: &str = "/lib:/usr/local/lib:/usr/lib";
 const MOST: usize = 512;
 /// The longest name or path that is read, in bytes.
 const LONGEST: usize = 1024;
+/// How many bytes of strings are read at once. The names of a file's libraries lie together in most files.
+const AT_ONCE: u64 = 16 << 10;
 
 /// Returns the objects with at least one huge page of text, or with edges to be taken, that `ld.so` will map for
 /// the program at `program`: those that the program and its libraries need, and those that the environment has
@@ -96,11 +98,18 @@ pub fn have_page_cache_only(policy: &Policy) -> bool {
 struct Elf {
     file: File,
     facts: ElfFacts,
-    interpreter: Option<PathBuf>,
+    /// The place of its interpreter's path.
+    interpreter: Option<Range<u64>>,
+    names: Names,
+    identity: (u64, u64),
+}
+
+/// The libraries that a file needs, and where it has `ld.so` search for them.
+#[derive(Default)]
+struct Names {
     needed: Vec<Vec<u8>>,
     runpath: Option<Vec<u8>>,
     rpath: Option<Vec<u8>>,
-    identity: (u64, u64),
 }
 
 impl Elf {
@@ -126,51 +135,89 @@ impl Elf {
         };
         let facts = ElfFacts::parse(&header, table).ok()?;
         let mut elf = Self {
-            interpreter: None,
-            needed: Vec::new(),
-            runpath: None,
-            rpath: None,
+            interpreter: interpreter_part(&header, table),
+            names: Names::default(),
             identity: (meta.dev(), meta.ino()),
             facts,
             file,
         };
-        if let Some(part) = interpreter_part(&header, table) {
-            elf.interpreter =
-                elf.string(part.start).map(|path| PathBuf::from(OsStr::from_bytes(&path)));
-        }
         if let Some(part) = dynamic_part(&header, table) {
             // A dynamic section larger than any that a linker writes is ignored.
             let len = usize::try_from(part.end - part.start).ok().filter(|&len| len < 1 << 16)?;
             let mut bytes = vec![0; len];
             elf.file.read_exact_at(&mut bytes, part.start).ok()?;
-            let dynamic = Dynamic::parse(&bytes, &elf.facts).unwrap_or_default();
-            elf.needed = dynamic.needed.iter().filter_map(|&at| elf.string(at)).collect();
-            elf.runpath = dynamic.runpath.and_then(|at| elf.string(at));
-            elf.rpath =
-                dynamic.rpath.filter(|_| elf.runpath.is_none()).and_then(|at| elf.string(at));
+            let Dynamic { needed, runpath, rpath } =
+                Dynamic::parse(&bytes, &elf.facts).unwrap_or_default();
+            let rpath = rpath.filter(|_| runpath.is_none());
+            let places = needed.iter().copied().chain(runpath).chain(rpath);
+            let strings = Strings::read(&elf.file, places);
+            elf.names = Names {
+                needed: needed.iter().filter_map(|&at| strings.get(at)).collect(),
+                runpath: runpath.and_then(|at| strings.get(at)),
+                rpath: rpath.and_then(|at| strings.get(at)),
+            };
         }
         Some(elf)
     }
 
-    fn string(&self, at: u64) -> Option<Vec<u8>> {
-        let mut bytes = vec![0; LONGEST];
-        let len = self.file.read_at(&mut bytes, at).ok()?;
-        let end = bytes[..len].iter().position(|&byte| byte == 0)?;
-        bytes.truncate(end);
-        Some(bytes)
+    /// Returns the path of the `ld.so` that the file names.
+    fn interpreter(&self) -> Option<PathBuf> {
+        let at = self.interpreter.as_ref()?.start;
+        let path = Strings::read(&self.file, std::iter::once(at)).get(at)?;
+        Some(PathBuf::from(OsStr::from_bytes(&path)))
+    }
+}
+
+/// Strings of a file, each of which ends in a zero byte.
+struct Strings<'a> {
+    file: &'a File,
+    /// The place of the first of them in the file.
+    start: u64,
+    /// The bytes from there on.
+    bytes: Vec<u8>,
+}
+
+impl<'a> Strings<'a> {
+    /// Reads the strings at these places by one call, as far as they lie together.
+    fn read(file: &'a File, places: impl Iterator<Item = u64> + Clone) -> Self {
+        let (first, last) = (places.clone().min(), places.max());
+        let (start, last) = (first.unwrap_or(0), last.unwrap_or(0));
+        let len = (last - start).saturating_add(LONGEST as u64).min(AT_ONCE);
+        let mut bytes = vec![0; if first.is_some() { len as usize } else { 0 }];
+        let read = file.read_at(&mut bytes, start).unwrap_or(0);
+        bytes.truncate(read);
+        Self { file, start, bytes }
+    }
+
+    /// Returns the string at this place; `None` if it is too long, or cannot be read.
+    fn get(&self, at: u64) -> Option<Vec<u8>> {
+        let until_zero = |bytes: &[u8]| {
+            let longest = &bytes[..bytes.len().min(LONGEST)];
+            let end = longest.iter().position(|&byte| byte == 0)?;
+            Some(bytes[..end].to_vec())
+        };
+        let read = usize::try_from(at - self.start).ok().and_then(|at| self.bytes.get(at..));
+        read.and_then(until_zero).or_else(|| {
+            let mut bytes = [0; LONGEST];
+            let len = self.file.read_at(&mut bytes, at).ok()?;
+            until_zero(&bytes[..len])
+        })
     }
 }
 
 /// A file whose libraries must still be searched for.
 struct Pending {
     path: PathBuf,
-    elf: Elf,
-    /// `DT_RPATH` of the program, which applies to all files.
+    names: Names,
+    /// `DT_RPATH` of the program, which applies to all files, and of this file.
     rpath: Vec<PathBuf>,
 }
 
 struct Search {
     program: Pending,
+    identity: (u64, u64),
+    /// The name of its `ld.so`.
+    linker: OsString,
     /// glibc's cache; `None` for musl.
     cache: Option<Vec<u8>>,
     environment: Vec<PathBuf>,
@@ -181,9 +228,8 @@ impl Search {
     /// Returns `None` for a file that no `ld.so` starts.
     fn of(program: &Path) -> Option<Self> {
         let elf = Elf::open(program)?;
-        let interpreter = elf.interpreter.clone()?;
-        let name = interpreter.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let (cache, last) = match name.strip_prefix("ld-musl-") {
+        let linker = elf.interpreter()?.file_name().unwrap_or_default().to_owned();
+        let (cache, last) = match linker.to_string_lossy().strip_prefix("ld-musl-") {
             Some(rest) => {
                 let file = format!("/etc/ld-musl-{}.path", rest.trim_end_matches(".so.1"));
                 let list =
@@ -196,62 +242,55 @@ impl Search {
                 (Some(cache), glibc_directories())
             }
         };
-        let rpath = elf.rpath.as_deref().map_or_else(Vec::new, |list| directories(list, program));
+        let Elf { names, identity, .. } = elf;
+        let rpath = names.rpath.as_deref().map_or_else(Vec::new, |list| directories(list, program));
         let environment = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let environment = directories(environment.as_bytes(), program);
-        let program = Pending { path: program.to_owned(), elf, rpath };
-        Some(Self { program, cache, environment, last })
+        let program = Pending { path: program.to_owned(), names, rpath };
+        Some(Self { program, identity, linker, cache, environment, last })
     }
 
     /// Returns `None` if a library is not found.
     fn run(self, policy: &Policy) -> Option<Vec<Object>> {
         let Policy { pages, edges, .. } = *policy;
-        let Self { program, cache, environment, last } = self;
-        let mut seen = HashSet::from([program.elf.identity]);
-        let mut asked: HashSet<Vec<u8>> = HashSet::new();
+        let Self { program, identity, linker, cache, environment, last } = self;
+        let mut seen = BTreeSet::from([identity]);
+        let mut asked = BTreeSet::new();
         let mut found = Vec::new();
-        let interpreter = program.elf.interpreter.clone();
-        let own_name = interpreter.as_deref().and_then(Path::file_name).map(OsStr::to_owned);
         let for_all = program.rpath.clone();
         let mut pending = VecDeque::from([(program, preloaded())]);
-        while let Some((Pending { path, elf, rpath }, also)) = pending.pop_front() {
+        while let Some((Pending { path, names, rpath }, also)) = pending.pop_front() {
             let runpath =
-                elf.runpath.as_deref().map_or_else(Vec::new, |list| directories(list, &path));
-            let needed: Vec<(Vec<u8>, bool)> = also
-                .into_iter()
-                .map(|name| (name, false))
-                .chain(elf.needed.iter().cloned().map(|name| (name, true)))
-                .collect();
-            for (name, must) in needed {
+                names.runpath.as_deref().map_or_else(Vec::new, |list| directories(list, &path));
+            let rpath = if names.runpath.is_some() { Vec::new() } else { rpath };
+            let also = also.into_iter().map(|name| (name, false));
+            for (name, must) in also.chain(names.needed.into_iter().map(|name| (name, true))) {
                 let musl_itself = cache.is_none() && name == b"libc.so";
-                let linker = own_name.as_deref().is_some_and(|own| own.as_bytes() == name);
-                if musl_itself || linker || !asked.insert(name.clone()) {
+                let is_linker = linker.as_bytes() == name;
+                if musl_itself || is_linker || !asked.insert(name.clone()) {
                     continue;
                 }
-                let rpath = if elf.runpath.is_some() { &[][..] } else { &rpath };
-                let candidates = candidates(&name, [rpath, &environment, &runpath], &cache, &last);
-                let Some((path, elf)) =
-                    { candidates }.find_map(|path| Some((path.clone(), Elf::open(&path)?)))
-                else {
+                let candidates = candidates(&name, [&rpath, &environment, &runpath], &cache, &last);
+                let found_at = { candidates }.find_map(|path| Some((Elf::open(&path)?, path)));
+                let Some((Elf { file, facts, names, identity, .. }, path)) = found_at else {
                     if must {
                         return None;
                     }
                     continue;
                 };
-                if !seen.insert(elf.identity) || seen.len() > MOST {
+                if !seen.insert(identity) || seen.len() > MOST {
                     continue;
                 }
                 let mut rpath = for_all.clone();
                 rpath.extend(
-                    elf.rpath.as_deref().map_or_else(Vec::new, |list| directories(list, &path)),
+                    names.rpath.as_deref().map_or_else(Vec::new, |list| directories(list, &path)),
                 );
-                if (elf.facts.fills_as_object(pages.pmd, pages.base)
-                    || edges.is_for(elf.facts.text_bytes(), pages.pmd))
-                    && let Ok(file) = elf.file.try_clone()
+                if facts.fills_as_object(pages.pmd, pages.base)
+                    || edges.is_for(facts.text_bytes(), pages.pmd)
                 {
-                    found.push(Object { file, path: path.clone(), facts: elf.facts.clone() });
+                    found.push(Object { file, path: path.clone(), facts });
                 }
-                pending.push_back((Pending { path, elf, rpath }, Vec::new()));
+                pending.push_back((Pending { path, names, rpath }, Vec::new()));
             }
         }
         Some(found)

@@ -93,9 +93,12 @@ pub(crate) fn bring(
         // Each touch must read one huge page and nothing ahead of it. Readahead beyond the device's read_ahead_kb
         // comes in small folios (Linux 6.18, both xfs and ext4).
         mapping.advise_random().map_err(unmapped)?;
+        let is_absent = |part: &Range<u64>| {
+            mapping.cached_parts(part, pages.base).is_ok_and(|cached| cached.is_empty())
+        };
         let room_made = |page: &Range<u64>| {
-            let cached = mapping.cached_parts(page, pages.base);
-            if scarce && cached.is_ok_and(|cached| cached.is_empty()) {
+            let first = page.start..page.start + pages.base.bytes();
+            if scarce && is_absent(&first) && is_absent(page) {
                 let _fragmented = compaction::free_one(pages.pmd);
             }
         };

@@ -38,6 +38,7 @@ pub mod pidfd;
 pub mod process;
 pub mod process_advice;
 pub mod process_name;
+mod processors;
 pub mod procfs;
 pub mod procmap_query;
 pub mod ptrace;

@@ -2,11 +2,13 @@
 
 use libc::{CLONE_VFORK, CLONE_VM, c_long};
 use rustix::process::Pid;
+use rustix::thread::CpuSet;
 
 use crate::arch;
 use crate::error::{Errno, SysError};
 use crate::process::{has_threads, wait};
 use crate::process_name::{Lent, Role};
+use crate::same_processor::Bound;
 
 /// The two sides of [`orphan`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,8 +31,9 @@ const FIRST: c_long = (CLONE_VM | CLONE_VFORK) as c_long;
 /// `clone(CLONE_VM|CLONE_VFORK)`, and `clone(0)` in the child, which ends then — makes an orphan. The orphan shows its
 /// `role` as its name and as its command line; this process shows it, too, until the call returns.
 ///
-/// No seccomp filter may kill for one of the calls: clone, getpid, `exit_group`, wait4. Before Linux 5.16, a core dump of
-/// the first child would end this process, too, because the two share memory (`zap_threads` in `fs/coredump.c`).
+/// No seccomp filter may kill for one of the calls: clone, getpid, `exit_group`, wait4, `sched_getaffinity`,
+/// `sched_setaffinity`. Before Linux 5.16, a core dump of the first child would end this process, too, because the two share
+/// memory (`zap_threads` in `fs/coredump.c`).
 ///
 /// # Errors
 /// As fork(2): EAGAIN at `RLIMIT_NPROC` or the pids cgroup's limit, ENOMEM.
@@ -62,9 +65,16 @@ fn fork(role: Role) -> Result<Orphan, SysError> {
     let mut told = [0; 2];
     // The orphan may get no processor for a while: nobody may take it for this process or for the program meanwhile.
     let shown = Lent::begin(role);
+    let mut bound = Bound::begin();
+    let free = bound.as_ref().map_or_else(CpuSet::new, |bound| bound.free);
     // SAFETY: `told` is live, these are the flags, and the process has one thread.
-    let answer = unsafe { arch::fork_twice(FIRST, &raw mut told) };
+    let answer = unsafe { arch::fork_twice(FIRST, &raw mut told, &free) };
     let [first, orphan] = told;
+    if answer == 0 {
+        // The first child has freed itself, and so this orphan.
+        std::mem::forget(bound.take());
+    }
+    drop(bound);
     if answer == 0 {
         shown.keep(role);
         return Ok(Orphan::This { first: pid_of(first).ok() });

@@ -20,6 +20,7 @@ use rustix::process::Pid;
 use tiexec_core::perf::{HEADER_LEN, record_len};
 
 use crate::error::{Errno, SysError, check};
+use crate::processors;
 
 /// `struct perf_event_attr` up to `bp_len` (`PERF_ATTR_SIZE_VER1`), a size that every kernel takes.
 #[repr(C)]
@@ -377,19 +378,9 @@ fn set_output(event: BorrowedFd<'_>, into: BorrowedFd<'_>) -> Result<(), SysErro
     Ok(())
 }
 
-/// Returns the processors in use, as `/sys` lists them (`0-3,8`); without `/sys`, as many as this process
-/// could use.
+/// Returns the processors in use; without `/sys`, as many as this process could use.
 fn online_processors() -> Vec<i32> {
-    let text = std::fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
-    let listed: Vec<i32> = text
-        .trim()
-        .split(',')
-        .filter_map(|part| {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            Some(first.parse().ok()?..=last.parse().ok()?)
-        })
-        .flatten()
-        .collect();
+    let listed = processors::listed("online");
     if listed.is_empty() {
         let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         return (0..i32::try_from(count).unwrap_or(1)).collect();

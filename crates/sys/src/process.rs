@@ -301,6 +301,11 @@ pub fn lift_descriptor_limit() {
     lift(rustix::process::Resource::Nofile);
 }
 
+/// Returns how many processes and threads the user may have (the soft `RLIMIT_NPROC`); `None` without a limit.
+pub fn process_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Nproc).current
+}
+
 fn lift(resource: rustix::process::Resource) {
     use rustix::process::{Rlimit, getrlimit, setrlimit};
     let Rlimit { maximum, .. } = getrlimit(resource);

@@ -29,8 +29,8 @@ impl ProcDir {
 
     /// Returns whether seccomp filters are in force for this process; true if that is not known.
     pub fn this_may_have_filters() -> bool {
-        let status = Self::this_process().and_then(|this| this.status());
-        status.map_or(true, |status| status.seccomp != 0)
+        let status = Self::this_process().and_then(|this| this.read("status"));
+        status.map_or(true, |text| status::seccomp(&text) != 0)
     }
 
     /// Opens `/proc/PID`.

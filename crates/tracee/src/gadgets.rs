@@ -92,6 +92,9 @@ fn search(
     sigreturn: &mut Option<RemoteAddr>,
     mut read: impl FnMut(RemoteAddr, &mut [u8]) -> bool,
 ) {
+    if call.is_some() && sigreturn.is_some() {
+        return;
+    }
     let mut buffer = vec![0; CHUNK as usize];
     let mut at = vma.range.start();
     while at < vma.range.end() && (call.is_none() || sigreturn.is_none()) {

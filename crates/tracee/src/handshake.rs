@@ -31,6 +31,7 @@ use tiexec_sys::process::{self, Fork, Wait};
 use tiexec_sys::process_name::Role;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::ptrace::{self, Options, Resume, SyscallStop};
+use tiexec_sys::same_processor::Bound;
 use tiexec_sys::{Errno, Pid, SysError, c, seccomp_trial};
 
 use crate::error::TraceError;
@@ -89,11 +90,17 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
     }
     let (mut ours, theirs) = UnixStream::pair().map_err(Failure::of(FailureKind::FdLimit))?;
     let target = process::this();
+    // This process waits for the helper. A filter may kill for sched_setaffinity(2).
+    let bound = if arming.rehearse { None } else { Bound::begin() };
     match process::fork_single_threaded(Role::Helper)
         .map_err(Failure::of(FailureKind::ForkFailed))?
     {
         Fork::Child => {
             drop(ours);
+            let work = |target| {
+                drop(bound);
+                work(target);
+            };
             let ended = catch_unwind(AssertUnwindSafe(|| helper(target, theirs, &arming, work)));
             process::exit_now(i32::from(ended.is_err()));
         }
@@ -102,6 +109,7 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
             let answer = process::set_ptracer(Some(helper))
                 .map_err(Failure::of(FailureKind::PtraceDenied))
                 .and_then(|()| handshake(&mut ours, arming.deadline));
+            drop(bound);
             // The permission was for this one time. The helper is the tracer by now, or never will be.
             let _no_yama = process::set_ptracer(None);
             match answer {

@@ -12,7 +12,7 @@ use tiexec_core::skip::{Reason, SkipReason};
 use tiexec_engine::follow::companion::{self, Begun, Companion, UnderSubreaper};
 use tiexec_engine::follow::counted::{self, Counted};
 use tiexec_engine::follow::hand_over;
-use tiexec_engine::follow::start::{Left, StartWatch};
+use tiexec_engine::follow::start::{self, Left};
 use tiexec_engine::journal;
 use tiexec_remap::Failure;
 use tiexec_remap::records::first_today;
@@ -96,9 +96,7 @@ impl Launcher {
                     }
                 }
             };
-            if let Some(watch) = StartWatch::new(settings, program, &mut tell, &mut left) {
-                watch.run();
-            }
+            start::watch(settings, program, &mut tell, &mut left);
         });
         // If the companion cannot start, the program runs without the watch.
         begun.ok().map(Watch::Begun)

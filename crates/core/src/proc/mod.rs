@@ -6,7 +6,6 @@
 pub mod auxv;
 pub mod buddyinfo;
 pub mod cgroup;
-pub mod limits;
 pub mod maps;
 pub mod meminfo;
 pub mod mountinfo;

@@ -153,6 +153,13 @@ pub fn parse(text: &[u8]) -> Status {
     status
 }
 
+/// Returns the seccomp mode: 0 none, 1 strict, 2 filter. It is all that is read of the text.
+pub fn seccomp(text: &[u8]) -> u32 {
+    let value = lines(text).find_map(|(_, line)| line.strip_prefix(b"Seccomp:"));
+    let mode = value.and_then(|value| number(value.trim_ascii(), 10));
+    mode.and_then(|mode| u32::try_from(mode).ok()).unwrap_or_default()
+}
+
 fn ids(value: &[u8]) -> Vec<u32> {
     let words = value.split(|byte| byte.is_ascii_whitespace());
     words.filter_map(|word| u32::try_from(number(word, 10)?).ok()).collect()

@@ -7,7 +7,7 @@
 //! - a limit on processes (`RLIMIT_NPROC`, `pids.max`) that fits the program exactly;
 //! - a child subreaper (prctl(2), `PR_SET_CHILD_SUBREAPER`), which gets the orphan as a child that it does not know.
 //!
-//! The facts are read from `/proc` and `/sys/fs/cgroup` only, by calls that a launch makes anyway, because a seccomp
+//! The facts come from `/proc`, `/sys/fs/cgroup` and prlimit(2), by calls that a launch makes anyway, because a seccomp
 //! filter may kill a process for any other. `INVOCATION_ID` is not a fact: all descendants of a unit inherit it.
 
 use std::fmt;
@@ -15,7 +15,6 @@ use std::path::PathBuf;
 
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::cgroup::{self, CgroupFiles};
-use tiexec_core::proc::limits;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process};
 
@@ -73,7 +72,7 @@ pub fn by_whom() -> Option<Counted> {
     decide(&Facts {
         is_main: is_main_process(),
         cgroup,
-        processes: limits::soft(&read("limits"), b"Max processes"),
+        processes: process::process_limit(),
         pids_max,
     })
 }

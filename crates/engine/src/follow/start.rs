@@ -8,8 +8,8 @@
 //! over, and only if they are not large.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
-use std::time::Instant;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use tiexec_core::addr::AddrRange;
 use tiexec_core::config::Settings;
@@ -28,6 +28,7 @@ use tiexec_sys::{Errno, Pid, areas, process};
 
 use super::Patterns;
 use crate::locked_target::{Treated, has_text_of_ours};
+use crate::pauses::Growing;
 use crate::policy::policy;
 use crate::switched_off::is_switched_off;
 use crate::times;
@@ -56,8 +57,38 @@ pub struct Left {
     pub detail: Option<String>,
 }
 
+/// Watches the start of `program`, from which this process was forked, until the start is over, the program has ended, or
+/// somebody has reverted it. `tell` receives the report of each switch, and `left` the text that is left when the start is
+/// over.
+pub fn watch(
+    settings: &Settings,
+    program: Pid,
+    tell: &mut dyn FnMut(&Report),
+    left: &mut dyn FnMut(&Left),
+) {
+    let Ok(pidfd) = process::open_pidfd(program) else { return };
+    let (begun, pauses) = (Instant::now(), times::PROGRAM.begin());
+    // Many programs end before the first look, so nothing is read before it.
+    if !ends_within(&pidfd, pauses.next())
+        && let Some(watch) = StartWatch::new(settings, program, tell, left)
+    {
+        watch.run(&pidfd, begun, pauses);
+    }
+}
+
+/// Waits for the end of the process. Returns true if it has ended, or if a filter refuses the wait: without a wait the
+/// watch would never rest.
+fn ends_within(pidfd: &OwnedFd, pause: Duration) -> bool {
+    loop {
+        match wait_for_end(Some(pidfd.as_fd()), Some(pause)) {
+            Err(error) if error.errno == Errno::INTR => {}
+            ended => return ended.unwrap_or(true),
+        }
+    }
+}
+
 /// The watch of one process.
-pub struct StartWatch<'a> {
+struct StartWatch<'a> {
     program: Pid,
     policy: Policy,
     patterns: Patterns,
@@ -74,8 +105,8 @@ pub struct StartWatch<'a> {
 }
 
 impl<'a> StartWatch<'a> {
-    /// Makes the watch of `program`, from which this process was forked; `None` where nothing can be huge.
-    pub fn new(
+    /// Returns `None` where nothing can be huge.
+    fn new(
         settings: &Settings,
         program: Pid,
         tell: &'a mut dyn FnMut(&Report),
@@ -99,19 +130,10 @@ impl<'a> StartWatch<'a> {
         })
     }
 
-    /// Watches until the start is over, the program has ended, or somebody has reverted it.
-    pub fn run(mut self) {
-        let Ok(pidfd) = process::open_pidfd(self.program) else { return };
-        let begun = Instant::now();
-        let (mut pauses, mut exe, mut has_text) = (times::PROGRAM.begin(), self.exe(), false);
-        let mut changed = begun;
+    /// Looks after each pause. The first pause is over.
+    fn run(mut self, pidfd: &OwnedFd, begun: Instant, mut pauses: Growing) {
+        let (mut exe, mut changed, mut has_text) = (Vec::new(), begun, false);
         loop {
-            match wait_for_end(Some(pidfd.as_fd()), Some(pauses.next())) {
-                Ok(false) => {}
-                Err(error) if error.errno == Errno::INTR => continue,
-                // The program has ended; or a filter refuses the wait, and without a wait this loop would never rest.
-                Ok(true) | Err(_) => return,
-            }
             let now = Instant::now();
             let next = self.exe();
             if next != exe {
@@ -135,10 +157,10 @@ impl<'a> StartWatch<'a> {
                     Outcome::Reverted => return,
                 }
             }
-            if is_over {
+            pauses.take();
+            if is_over || ends_within(pidfd, pauses.next()) {
                 return;
             }
-            pauses.take();
         }
     }
 

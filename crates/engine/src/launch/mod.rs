@@ -202,11 +202,14 @@ impl Launch<'_> {
 
     /// Returns whether the user selected the program.
     fn is_selected(&self, verdict: &Verdict) -> bool {
-        let Settings { select, only, except, .. } = self.settings;
+        let Settings { only, except, .. } = self.settings;
         let Verdict::Treat(image) = verdict else { return true };
+        if only.is_empty() && except.is_empty() {
+            return true;
+        }
         let path = image.path.canonicalize().unwrap_or_else(|_| image.path.clone());
         let meant = |patterns: Patterns| patterns.accept(path.as_os_str().as_encoded_bytes());
-        select.text() && Patterns::new(only, except).map_or(true, meant)
+        Patterns::new(only, except).map_or(true, meant)
     }
 
     /// Starts a helper, which traces this process and works on the program once this process has exec'ed it. The helper

@@ -2,6 +2,8 @@
 
 #![allow(non_upper_case_globals, reason = "named as the C headers name them")]
 
+use rustix::thread::CpuSet;
+
 // The generic list of system calls has only newer forms of these calls (`asm-generic/unistd.h`). No call has
 // these numbers.
 /// `epoll_wait(2)`: does not exist here.
@@ -30,12 +32,16 @@ pub(crate) const JUMP_TO_NEXT: &[u8] = &[
 ];
 
 /// Calls clone(2) with these flags for a child that shares this process's memory, and once more without flags in that
-/// child, which then ends. The first child writes its id and the answer to its clone(2) to `told`. Returns 0 in the second
-/// child, and the answer to the first clone(2) in this process.
+/// child, which then ends. The first child writes its id and the answer to its clone(2) to `told`. Before it forks, it takes
+/// the affinity `free`. Returns 0 in the second child, and the answer to the first clone(2) in this process.
 ///
 /// # Safety
 /// The process has one thread, the flags hold `CLONE_VM` and `CLONE_VFORK`, and `told` may be written to.
-pub(crate) unsafe fn fork_twice(flags: libc::c_long, told: *mut [libc::c_long; 2]) -> libc::c_long {
+pub(crate) unsafe fn fork_twice(
+    flags: libc::c_long,
+    told: *mut [libc::c_long; 2],
+    free: &CpuSet,
+) -> libc::c_long {
     let answer;
     // SAFETY: the first child shares this stack and uses none of it: it runs no code but this, in registers, and writes only
     // to `told`. This process stands still until the child has ended. The second child has a copy of all memory.
@@ -47,6 +53,13 @@ pub(crate) unsafe fn fork_twice(flags: libc::c_long, told: *mut [libc::c_long; 2
             "svc #0",
             "str x0, [x9]",
             "mov x0, #0",
+            "mov x1, #{len}",
+            "mov x2, x10",
+            "mov x8, #{set_affinity}",
+            "svc #0",
+            "mov x0, #0",
+            "mov x1, #0",
+            "mov x2, #0",
             "mov x8, #{clone}",
             "svc #0",
             "cbz x0, 2f",
@@ -60,12 +73,15 @@ pub(crate) unsafe fn fork_twice(flags: libc::c_long, told: *mut [libc::c_long; 2
             clone = const libc::SYS_clone,
             exit_group = const libc::SYS_exit_group,
             inlateout("x8") libc::SYS_clone => _,
+            len = const size_of::<CpuSet>(),
+            set_affinity = const libc::SYS_sched_setaffinity,
             inlateout("x0") flags => answer,
-            in("x1") 0_u64,
-            in("x2") 0_u64,
+            inlateout("x1") 0_u64 => _,
+            inlateout("x2") 0_u64 => _,
             in("x3") 0_u64,
             in("x4") 0_u64,
             in("x9") told,
+            in("x10") std::ptr::from_ref(free),
         );
     }
     answer

@@ -3,6 +3,7 @@
 #![allow(non_upper_case_globals, reason = "named as the C headers name them")]
 
 pub use libc::{SYS_epoll_wait, SYS_pause, SYS_poll, SYS_select};
+use rustix::thread::CpuSet;
 
 /// `io_pgetevents` (`arch/x86/entry/syscalls/syscall_64.tbl`).
 pub const SYS_io_pgetevents: libc::c_long = 333;
@@ -22,12 +23,16 @@ pub(crate) const JUMP_TO_NEXT: &[u8] = &[
 ];
 
 /// Calls clone(2) with these flags for a child that shares this process's memory, and once more without flags in that
-/// child, which then ends. The first child writes its id and the answer to its clone(2) to `told`. Returns 0 in the second
-/// child, and the answer to the first clone(2) in this process.
+/// child, which then ends. The first child writes its id and the answer to its clone(2) to `told`. Before it forks, it takes
+/// the affinity `free`. Returns 0 in the second child, and the answer to the first clone(2) in this process.
 ///
 /// # Safety
 /// The process has one thread, the flags hold `CLONE_VM` and `CLONE_VFORK`, and `told` may be written to.
-pub(crate) unsafe fn fork_twice(flags: libc::c_long, told: *mut [libc::c_long; 2]) -> libc::c_long {
+pub(crate) unsafe fn fork_twice(
+    flags: libc::c_long,
+    told: *mut [libc::c_long; 2],
+    free: &CpuSet,
+) -> libc::c_long {
     let answer;
     // SAFETY: the first child shares this stack and uses none of it: it runs no code but this, in registers, and writes only
     // to `told`. This process stands still until the child has ended. The second child has a copy of all memory.
@@ -40,6 +45,14 @@ pub(crate) unsafe fn fork_twice(flags: libc::c_long, told: *mut [libc::c_long; 2
             "syscall",
             "mov [r9], rax",
             "xor edi, edi",
+            "mov esi, {len}",
+            "mov rdx, r8",
+            "mov eax, {set_affinity}",
+            "syscall",
+            "xor edi, edi",
+            "xor esi, esi",
+            "xor edx, edx",
+            "xor r8d, r8d",
             "mov eax, {clone}",
             "syscall",
             "test rax, rax",
@@ -54,11 +67,14 @@ pub(crate) unsafe fn fork_twice(flags: libc::c_long, told: *mut [libc::c_long; 2
             clone = const libc::SYS_clone,
             exit_group = const libc::SYS_exit_group,
             inlateout("rax") libc::SYS_clone => answer,
+            len = const size_of::<CpuSet>(),
+            set_affinity = const libc::SYS_sched_setaffinity,
             inlateout("rdi") flags => _,
-            in("rsi") 0_u64,
-            in("rdx") 0_u64,
+            inlateout("rsi") 0_u64 => _,
+            inlateout("rdx") 0_u64 => _,
             in("r10") 0_u64,
-            in("r8") 0_u64,
+            // The last argument of clone(2), the thread pointer, is ignored without CLONE_SETTLS.
+            inlateout("r8") std::ptr::from_ref(free) => _,
             in("r9") told,
             lateout("rcx") _,
             lateout("r11") _,
