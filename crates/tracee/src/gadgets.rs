@@ -8,9 +8,11 @@ use std::os::unix::fs::FileExt;
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_core::proc::maps::Vma;
+use tiexec_core::skip::FailureKind;
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::address_space::Memory;
 
+use crate::Failure;
 use crate::arch::{self, Gadgets};
 
 /// How much is searched at a time, in bytes.
@@ -19,13 +21,16 @@ const CHUNK: u64 = 128 << 10;
 const LONGEST: u64 = 16;
 
 /// Searches the interpreter mapped at `interpreter` (`AT_BASE`, 0 for none), then the main
-/// executable, whose bytes are read from `exe`. Returns `None` if either gadget is missing.
+/// executable, whose bytes are read from `exe`.
+///
+/// # Errors
+/// `no_gadget`: either is missing.
 pub fn find(
     memory: &Memory,
     snapshot: &Snapshot,
     interpreter: RemoteAddr,
     exe: &File,
-) -> Option<Gadgets> {
+) -> Result<Gadgets, Failure> {
     let (mut call, mut sigreturn) = in_vdso(memory, snapshot);
     let file_at =
         |addr| snapshot.vma_at(addr).filter(|vma| vma.is_file_backed()).map(|vma| vma.file);
@@ -44,7 +49,7 @@ pub fn find(
             exe.read_exact_at(buffer, offset).is_ok()
         });
     }
-    Some(Gadgets { call: call?, sigreturn: sigreturn? })
+    both(call, sigreturn)
 }
 
 /// Searches the mappings that the kernel adds to every program.
@@ -58,12 +63,15 @@ fn in_vdso(memory: &Memory, snapshot: &Snapshot) -> (Option<RemoteAddr>, Option<
 }
 
 /// As [`find`], in a running process. Its text may lie in our images, so its memory is read.
+///
+/// # Errors
+/// As [`find`].
 pub fn find_running(
     memory: &Memory,
     snapshot: &Snapshot,
     interpreter: RemoteAddr,
     entry: RemoteAddr,
-) -> Option<Gadgets> {
+) -> Result<Gadgets, Failure> {
     let (mut call, mut sigreturn) = in_vdso(memory, snapshot);
     // The dynamic linker has both. A static program has both somewhere.
     for start in [interpreter, entry] {
@@ -83,7 +91,16 @@ pub fn find_running(
             }
         }
     }
-    Some(Gadgets { call: call?, sigreturn: sigreturn? })
+    both(call, sigreturn)
+}
+
+fn both(call: Option<RemoteAddr>, sigreturn: Option<RemoteAddr>) -> Result<Gadgets, Failure> {
+    let gadgets = call.zip(sigreturn).map(|(call, sigreturn)| Gadgets { call, sigreturn });
+    gadgets.ok_or_else(|| {
+        let what = "the program has no `syscall; ret`, or no signal return, of its own; text that the page cache holds \
+                    in huge folios may be huge without TiExec";
+        Failure::new(FailureKind::NoGadget, what)
+    })
 }
 
 fn search(
