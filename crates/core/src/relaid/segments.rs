@@ -20,6 +20,59 @@ struct Load {
     file_offset: u64,
     file_size: u64,
     mem_size: u64,
+    /// True if it is executable, and the program cannot write to it.
+    is_text: bool,
+    /// True if some of its memory may be written to.
+    is_closed: bool,
+}
+
+impl Load {
+    /// Reads a segment of a file of `file_len` bytes.
+    fn new(
+        header: &ProgramHeader64<LittleEndian>,
+        file_len: u64,
+        base: u64,
+    ) -> Result<Self, LayoutError> {
+        let flags = header.p_flags.get(LittleEndian);
+        let vaddr = header.p_vaddr.get(LittleEndian);
+        let file_offset = header.p_offset.get(LittleEndian);
+        let file_size = header.p_filesz.get(LittleEndian);
+        let mem_size = header.p_memsz.get(LittleEndian);
+        let is_writable = flags.contains(elf::PF_W);
+        let end = vaddr.checked_add(mem_size.max(file_size));
+        if end.is_none_or(|end| end.checked_next_multiple_of(base).is_none())
+            || file_size > mem_size
+        {
+            return Err(LayoutError::Malformed("a segment wraps around"));
+        }
+        if file_offset.checked_add(file_size).is_none_or(|end| end > file_len) {
+            return Err(LayoutError::Malformed("a segment past the end of the file"));
+        }
+        if file_size > 0 && vaddr % base != file_offset % base {
+            return Err(LayoutError::Malformed("a segment that no page can map"));
+        }
+        let is_text = flags.contains(elf::PF_X) && !is_writable;
+        let is_closed = is_writable || mem_size != file_size;
+        Ok(Self { vaddr, file_offset, file_size, mem_size, is_text, is_closed })
+    }
+
+    /// Returns the bytes of the file that the program sees, to be copied to their vaddr. The kernel maps whole pages of the file,
+    /// so the program also sees the bytes beside the segment in those pages.
+    fn copied(&self, file_len: u64, base: u64) -> Copied {
+        let into_page = self.vaddr % base;
+        let from = self.file_offset - into_page;
+        let end = (self.file_offset + self.file_size).checked_next_multiple_of(base);
+        let to = end.map_or(file_len, |end| end.min(file_len));
+        Copied { from, to: self.vaddr - into_page, len: to - from }
+    }
+
+    /// Returns its whole pages, as vaddrs, if it is text.
+    fn text(&self, base: u64) -> Option<AddrRange> {
+        let into_page = self.vaddr % base;
+        let len = (into_page + self.file_size).next_multiple_of(base);
+        let range = AddrRange::with_len(RemoteAddr::new(self.vaddr - into_page), len);
+        range.filter(|_| self.is_text)
+    }
 }
 
 /// The LOAD segments in their new places.
@@ -46,55 +99,17 @@ pub(super) fn place(
     pages: Pages,
     bias: u64,
 ) -> Result<Segments, LayoutError> {
-    let base = pages.base.bytes();
-    let mut loads = Vec::new();
-    let mut copies = Vec::new();
-    let mut texts = Vec::new();
-    let mut closed = Vec::new();
-    for header in programs.iter().filter(|header| is(header, elf::PT_LOAD)) {
-        let load = Load {
-            vaddr: header.p_vaddr.get(LittleEndian),
-            file_offset: header.p_offset.get(LittleEndian),
-            file_size: header.p_filesz.get(LittleEndian),
-            mem_size: header.p_memsz.get(LittleEndian),
-        };
-        let file_end = load.file_offset.checked_add(load.file_size);
-        let end = load.vaddr.checked_add(load.mem_size.max(load.file_size));
-        if end.is_none_or(|end| end.checked_next_multiple_of(base).is_none())
-            || load.file_size > load.mem_size
-        {
-            return Err(LayoutError::Malformed("a segment wraps around"));
-        }
-        let Some(file_end) = file_end.filter(|&end| end <= file_len) else {
-            return Err(LayoutError::Malformed("a segment past the end of the file"));
-        };
-        let flags = header.p_flags.get(LittleEndian);
-        if flags.contains(elf::PF_W) || load.mem_size != load.file_size {
-            closed.push(load.vaddr..load.vaddr + load.mem_size);
-        }
-        if load.file_size == 0 {
-            continue;
-        }
-        if load.vaddr % base != load.file_offset % base {
-            return Err(LayoutError::Malformed("a segment that no page can map"));
-        }
-        // The kernel maps whole pages of the file, so the program also sees the bytes beside the
-        // segment in those pages.
-        let into_page = load.vaddr % base;
-        let from = load.file_offset - into_page;
-        let to = file_end.checked_next_multiple_of(base).map_or(file_len, |end| end.min(file_len));
-        copies.push(Copied { from, to: load.vaddr - into_page, len: to - from });
-        loads.push(load);
-        if flags.contains(elf::PF_X) && !flags.contains(elf::PF_W) {
-            let start = RemoteAddr::new(load.vaddr - into_page);
-            let len = (into_page + load.file_size).next_multiple_of(base);
-            texts.extend(AddrRange::with_len(start, len));
-        }
-    }
+    let (base, pmd) = (pages.base.bytes(), pages.pmd.bytes());
+    let loads = programs.iter().filter(|header| is(header, elf::PT_LOAD));
+    let loads = loads.map(|header| Load::new(header, file_len, base));
+    let mut loads: Vec<Load> = loads.collect::<Result<_, _>>()?;
+    let closed: Vec<Load> = loads.iter().filter(|load| load.is_closed).copied().collect();
+    loads.retain(|load| load.file_size > 0);
+    let mut copies: Vec<Copied> = loads.iter().map(|load| load.copied(file_len, base)).collect();
     let lowest = copies.iter().map(|copy| copy.to).min();
     let lowest = lowest.ok_or(LayoutError::Odd("nothing to load"))?;
     // The first segment lies as far into a huge page as it does in the process.
-    let into_huge = lowest.wrapping_add(bias) & (pages.pmd.bytes() - 1);
+    let into_huge = lowest.wrapping_add(bias) & (pmd - 1);
     let first = front.checked_add(into_huge).ok_or(LayoutError::Odd("no room for the headers"))?;
     let shift = first.wrapping_sub(lowest);
     for copy in &mut copies {
@@ -105,32 +120,37 @@ pub(super) fn place(
     }
     let copies = joined(copies)?;
     let end = copies.last().map_or(front, |copy| copy.to + copy.len).next_multiple_of(base);
-    let texts = AddrRange::joined(texts);
-    let pmd = pages.pmd.bytes();
-    let in_image: Vec<Range<u64>> = texts
-        .iter()
-        .map(|text| [text.start(), text.end()].map(|addr| addr.get().wrapping_add(shift)))
-        .map(|[start, end]| start..end)
-        .collect();
-    let is_closed = |page: &Range<u64>| {
-        closed.iter().any(|closed| {
-            let [start, end] = [closed.start, closed.end].map(|at: u64| at.wrapping_add(shift));
-            start < page.end && page.start < end
-        })
-    };
-    let mut huge = huge_pages(&in_image, pmd, |_, page| !is_closed(page));
-    let len = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).sum();
-    let text: u64 = len(&in_image);
-    let holes = len(&huge).saturating_sub(copied_in(&copies, &huge));
-    if holes > text.min(file_len) {
-        // Little text lies far apart here, so huge pages at its edges would hold little but holes.
-        huge = huge_pages(&in_image, pmd, |text, page| {
-            text.start <= page.start && page.end <= text.end
-        });
-    }
+    let texts = AddrRange::joined(loads.iter().filter_map(|load| load.text(base)).collect());
+    let in_image = |start: u64, end: u64| start.wrapping_add(shift)..end.wrapping_add(shift);
+    let closed = closed.iter().map(|load| in_image(load.vaddr, load.vaddr + load.mem_size));
+    let closed: Vec<Range<u64>> = closed.collect();
+    let of_text = texts.iter().map(|text| in_image(text.start().get(), text.end().get()));
+    let of_text: Vec<Range<u64>> = of_text.collect();
+    let huge = huge_text(&of_text, &closed, &copies, file_len, pmd);
     // Nothing that follows the segments may come to lie in a huge page of text.
     let end = huge.last().map_or(end, |last| last.end.max(end));
     Ok(Segments { loads, shift, end, copies, texts, huge, pmd })
+}
+
+/// Returns the huge pages of the image that hold text, and none of the `closed` ranges. If they would hold more holes than text,
+/// returns only those that hold nothing but text: little text lies far apart then.
+fn huge_text(
+    texts: &[Range<u64>],
+    closed: &[Range<u64>],
+    copies: &[Copied],
+    file_len: u64,
+    pmd: u64,
+) -> Vec<Range<u64>> {
+    let meets =
+        |page: &Range<u64>, other: &Range<u64>| other.start < page.end && page.start < other.end;
+    let huge = huge_pages(texts, pmd, |_, page| !closed.iter().any(|closed| meets(page, closed)));
+    let len = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).sum();
+    let text: u64 = len(texts);
+    let holes = len(&huge).saturating_sub(copied_in(copies, &huge));
+    if holes <= text.min(file_len) {
+        return huge;
+    }
+    huge_pages(texts, pmd, |text, page| text.start <= page.start && page.end <= text.end)
 }
 
 /// Returns the huge pages of the image that hold text and are `wanted`, joined where they adjoin.

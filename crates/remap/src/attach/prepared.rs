@@ -311,8 +311,7 @@ fn stage(
     let gone = || Failure::new(FailureKind::FileGone, vma.path().shown());
     let file = texts.file(vma).ok_or_else(gone)?;
     let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
-    let path = vma.display_path();
-    let name = path.rsplit('/').next().unwrap_or_default();
+    let path = &vma.display_path();
     let nodes = numa_placement::turns(order.policy.numa, &order.target.process)?;
     let pages = order.policy.pages;
     match file {
@@ -322,7 +321,7 @@ fn stage(
             }
             let memory = Memory { backing, pages, nodes: &nodes };
             let (source, user) = (Source { file, parts }, order.target.space.memory());
-            images.get(source, name, spans, memory, Some(user), deadline)
+            images.get(source, path, spans, memory, Some(user), deadline)
         }
         TargetFile::Apart(opened) => {
             let (spans, parts) = (spans.to_vec(), parts.cloned());
@@ -332,7 +331,7 @@ fn stage(
                 Backing::Image => headroom::check(&order.target.process, bytes),
                 _ => Ok(()),
             };
-            opened.image(wanted, name, room, deadline)
+            opened.image(wanted, path, room, deadline)
         }
     }
 }

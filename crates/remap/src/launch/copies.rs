@@ -43,9 +43,8 @@ pub(crate) fn by_memfd(
         headroom::check(&order.process, plan.span_bytes_by(backing))?;
     }
     let nodes = numa_placement::turns(order.policy.numa, &order.process)?;
-    let name = snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
-    let name = name.rsplit('/').next().unwrap_or_default();
-    let fd = make_memfd(session, backing, order.policy.pages.pmd, name)?;
+    let path = snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
+    let fd = make_memfd(session, backing, order.policy.pages.pmd, &path)?;
     let memfd = order
         .process
         .open_file(&format!("fd/{fd}"), true)
@@ -69,9 +68,9 @@ fn make_memfd(
     session: &mut Session,
     backing: Backing,
     huge: PageSize,
-    name: &str,
+    path: &str,
 ) -> Result<u64, Failure> {
-    let mut bytes = image::memfd_name(name).into_bytes();
+    let mut bytes = image::memfd_name(path).into_bytes();
     bytes.push(0);
     let name = session.scratch(&bytes)?;
     let (flags, of_pool) = (image::memfd_flags(backing, huge), backing == Backing::Hugetlb);
