@@ -28,7 +28,6 @@
 
 mod headers;
 mod kept;
-mod kind;
 mod notes;
 mod place;
 mod segments;
@@ -36,7 +35,7 @@ mod tail;
 
 use std::ops::Range;
 
-use object::elf::{FileHeader64, ProgramHeader64};
+use object::elf::{FileHeader64, ProgramHeader64, ProgramType};
 use object::endian::LittleEndian;
 use object::pod;
 use object::read::ReadRef;
@@ -110,6 +109,11 @@ pub struct Layout {
     /// Image offsets of huge pages that hold text and nothing that may be written to, joined where they
     /// adjoin; ascending.
     huge: Vec<Range<u64>>,
+}
+
+/// Returns whether a program header is of this kind (`p_type`, elf(5)).
+fn is(header: &ProgramHeader64<LittleEndian>, kind: ProgramType) -> bool {
+    header.p_type.get(LittleEndian) == kind
 }
 
 impl Layout {

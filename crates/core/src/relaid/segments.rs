@@ -5,8 +5,7 @@ use std::ops::Range;
 use object::elf::{self, ProgramHeader64};
 use object::endian::LittleEndian;
 
-use super::kind::is;
-use super::{Copied, LayoutError};
+use super::{Copied, LayoutError, is};
 use crate::addr::{AddrRange, Pages, RemoteAddr};
 
 /// How far the segments may reach, in bytes. Beyond this limit are files whose segments are far apart
