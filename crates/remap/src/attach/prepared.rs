@@ -30,8 +30,8 @@ use super::switching::{Staging, Switching};
 use super::texts::{Looking, Texts};
 use super::written::Written;
 use super::{
-    AttachOrder, Attached, Done, PrivateCopies, ThpOn, file_passing, mappings, probe, residue,
-    snapshot, surroundings, thp_is_off,
+    AttachOrder, Attached, Done, PrivateCopies, ThpOn, file_passing, has_locked_memory, mappings,
+    probe, residue, snapshot, surroundings, thp_is_off,
 };
 use crate::image::{Memory, Source};
 use crate::images::{Image, Images};
@@ -198,7 +198,6 @@ pub(crate) fn prepare(
     let Policy { pages, edges, .. } = order.policy;
     let mut texts = Texts::read(&Looking { order, written: &written, deadline }, &entries);
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let status = order.target.process.status().unwrap_or_default();
     let reserved = Reserved::everything();
     let around = Around { pages, policy: edges, vmas: &vmas, reserved: &reserved };
     let mut plan = plan_running(&around, &texts.texts);
@@ -222,7 +221,7 @@ pub(crate) fn prepare(
         plan = plan_running(&around, &texts.texts);
     }
     let attached = Attached { setback, smaps_for, ..Attached::planned(plan) };
-    let locks = status.locked > 0;
+    let locks = has_locked_memory(&order.target.process);
     // If smaps was read, it has shown which text has keys.
     let keys = smaps_for.is_none() && process::has_protection_keys();
     let (staged, edges, touched) = (Vec::new(), Vec::new(), Vec::new());
