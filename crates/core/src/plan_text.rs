@@ -70,7 +70,7 @@ impl Plan {
     ///
     /// # Panics
     /// Never: a plan holds nothing that JSON cannot.
-    pub fn to_json<'a>(&'a self, reason: Option<Reason>, objects: Option<&'a Self>) -> String {
+    pub fn to_json(&self, reason: Option<Reason>, objects: Option<&Self>) -> String {
         #[derive(Serialize)]
         struct Text {
             #[serde(flatten)]
@@ -90,13 +90,16 @@ impl Plan {
             backing: Option<Backing>,
             rebase: Option<Move>,
             reason: Option<Reason>,
-            #[serde(flatten)]
-            parts: Parts<'a>,
+            text_bytes: u64,
+            huge_bytes: u64,
+            widened_bytes: u64,
+            spans: Vec<&'a Span>,
+            texts: Vec<Text>,
             #[serde(skip_serializing_if = "Option::is_none")]
-            objects: Option<Parts<'a>>,
+            objects: Option<Objects<'a>>,
         }
         #[derive(Serialize)]
-        struct Parts<'a> {
+        struct Objects<'a> {
             text_bytes: u64,
             huge_bytes: u64,
             widened_bytes: u64,
@@ -112,21 +115,24 @@ impl Plan {
                 .map(|&(reason, bytes)| crate::coverage::Rest { reason, bytes })
                 .collect(),
         };
-        let parts = |plan: &'a Self| Parts {
-            text_bytes: plan.text_bytes(),
-            huge_bytes: plan.huge_bytes(),
-            widened_bytes: plan.widened_bytes(),
-            spans: plan.spans().collect(),
-            texts: plan.texts.iter().map(text).collect(),
-        };
         let json = Json {
             schema: crate::report::SCHEMA,
             kind: "plan",
             backing: self.main_backing(),
             rebase: self.rebase.as_ref().map(|rebase| Move { from: rebase.from, to: rebase.to }),
             reason,
-            parts: parts(self),
-            objects: objects.map(parts),
+            text_bytes: self.text_bytes(),
+            huge_bytes: self.huge_bytes(),
+            widened_bytes: self.widened_bytes(),
+            spans: self.spans().collect(),
+            texts: self.texts.iter().map(text).collect(),
+            objects: objects.map(|objects| Objects {
+                text_bytes: objects.text_bytes(),
+                huge_bytes: objects.huge_bytes(),
+                widened_bytes: objects.widened_bytes(),
+                spans: objects.spans().collect(),
+                texts: objects.texts.iter().map(text).collect(),
+            }),
         };
         escape::json(&json)
     }
