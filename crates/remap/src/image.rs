@@ -93,7 +93,7 @@ impl Source<'_> {
 
 /// The memory that an image is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Memory<'a> {
+pub struct ImageMemory<'a> {
     /// The source of huge pages: collapsed ones or those of the pool.
     pub backing: Backing,
     /// The page sizes.
@@ -113,10 +113,10 @@ pub fn fill(
     memfd: &File,
     source: Source<'_>,
     spans: &[Span],
-    memory: Memory<'_>,
+    memory: ImageMemory<'_>,
     deadline: Instant,
 ) -> Result<Filled, Failure> {
-    let Memory { backing, pages, .. } = memory;
+    let ImageMemory { backing, pages, .. } = memory;
     if backing == Backing::Hugetlb {
         let no_page = Failure::of(no_page_reason(backing));
         let stays = "the kernel moves no pages of the pool, Linux 5.16 does";
@@ -142,7 +142,8 @@ pub fn fill(
         };
         !source.content(page).iter().any(has_data)
     };
-    let all: Vec<Span> = spans.iter().flat_map(|span| huge_pages(span, pages.pmd)).collect();
+    let mut all: Vec<Span> = Vec::new();
+    spans.iter().for_each(|span| all.extend(huge_pages(span, pages.pmd)));
     let alike = all.chunk_by(|one, other| is_hole(one) == is_hole(other));
     for batch in alike.flat_map(|alike| alike.chunks(BATCH)) {
         if Instant::now() >= deadline {
@@ -168,8 +169,8 @@ pub fn fill(
 }
 
 /// Makes an empty memfd `bytes` long, and maps it.
-fn mapped(memfd: &File, bytes: u64, memory: Memory<'_>) -> Result<FillMapping, Failure> {
-    let Memory { backing, pages, .. } = memory;
+fn mapped(memfd: &File, bytes: u64, memory: ImageMemory<'_>) -> Result<FillMapping, Failure> {
+    let ImageMemory { backing, pages, .. } = memory;
     let too_long = |_| Failure::new(FailureKind::AddressSpace, "the text is too long to map");
     let len = usize::try_from(bytes).map_err(too_long)?;
     rustix::fs::ftruncate(memfd, bytes)
@@ -202,7 +203,7 @@ impl Filled {
         source: Source<'_>,
         batch: &[Span],
         mut image_offset: u64,
-        memory: Memory<'_>,
+        memory: ImageMemory<'_>,
     ) {
         let allocated = allocate(mapping, memory, image_offset, batch.len());
         for (page, allocated) in batch.iter().zip(allocated) {
@@ -245,11 +246,11 @@ const BATCH: usize = 8;
 /// Allocates `count` huge pages from `image_offset` on, filled with zeros. Returns for each whether that succeeded.
 fn allocate(
     mapping: &FillMapping,
-    memory: Memory<'_>,
+    memory: ImageMemory<'_>,
     image_offset: u64,
     count: usize,
 ) -> Vec<Result<(), Failure>> {
-    let Memory { backing, pages, nodes } = memory;
+    let ImageMemory { backing, pages, nodes } = memory;
     let no_page = Failure::of(no_page_reason(backing));
     let huge = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
     let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);

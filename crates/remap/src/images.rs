@@ -14,7 +14,7 @@ use tiexec_sys::SysError;
 use tiexec_sys::address_space::Memory;
 use tiexec_tracee::Failure;
 
-use crate::image::{self, Filled, Source};
+use crate::image::{self, Filled, ImageMemory, Source};
 use crate::store::Store;
 
 /// The text of some spans of one file, in huge pages.
@@ -114,11 +114,11 @@ impl Images {
         source: Source<'_>,
         path: &str,
         spans: &[Span],
-        memory: image::Memory<'_>,
+        memory: ImageMemory<'_>,
         user: Option<&Memory>,
         deadline: Instant,
     ) -> Result<Arc<Image>, Failure> {
-        let image::Memory { backing, pages, nodes } = memory;
+        let ImageMemory { backing, pages, nodes } = memory;
         let meta = source.file.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
         let key = Key {
             device: meta.dev(),
@@ -146,9 +146,9 @@ impl Images {
     }
 }
 
-fn make_memfd(path: &str, memory: image::Memory<'_>) -> Result<File, Failure> {
+fn make_memfd(path: &str, memory: ImageMemory<'_>) -> Result<File, Failure> {
     let name = image::memfd_name(path);
-    let image::Memory { backing, pages, .. } = memory;
+    let ImageMemory { backing, pages, .. } = memory;
     let flags = MemfdFlags::from_bits_retain(image::memfd_flags(backing, pages.pmd));
     let of_pool = backing == Backing::Hugetlb;
     let reason = if of_pool { FailureKind::HugetlbPool } else { FailureKind::NoMemfd };

@@ -98,7 +98,8 @@ impl Texts {
 
     fn sweep(&self) -> Vec<Point> {
         let all = [Some(&self.near), Some(&self.base), Some(&self.huge), self.far.as_ref()];
-        let warm_ups = PLACES.map(|places| without_pattern(places as usize));
+        let warm_ups = PLACES.iter().map(|&places| without_pattern(places as usize));
+        let warm_ups: Vec<Vec<usize>> = warm_ups.collect();
         let mut order = without_order();
         let mut best = [[f64::INFINITY; 4]; PLACES.len()];
         for _ in 0..ROUNDS {

@@ -99,12 +99,19 @@ pub(super) fn place(
     bias: u64,
 ) -> Result<Segments, LayoutError> {
     let (base, pmd) = (pages.base.bytes(), pages.pmd.bytes());
-    let loads = programs.iter().filter(|header| is(header, elf::PT_LOAD));
-    let loads = loads.map(|header| Load::new(header, file_len, base));
-    let mut loads: Vec<Load> = loads.collect::<Result<_, _>>()?;
-    let closed: Vec<Load> = loads.iter().filter(|load| load.is_closed).copied().collect();
-    loads.retain(|load| load.file_size > 0);
-    let mut copies: Vec<Copied> = loads.iter().map(|load| load.copied(file_len, base)).collect();
+    let (mut loads, mut closed) = (Vec::new(), Vec::new());
+    let (mut copies, mut texts) = (Vec::new(), Vec::new());
+    for header in programs.iter().filter(|header| is(header, elf::PT_LOAD)) {
+        let load = Load::new(header, file_len, base)?;
+        if load.is_closed {
+            closed.push(load.vaddr..load.vaddr + load.mem_size);
+        }
+        if load.file_size > 0 {
+            copies.push(load.copied(file_len, base));
+            texts.extend(load.text(base));
+            loads.push(load);
+        }
+    }
     let lowest = copies.iter().map(|copy| copy.to).min();
     let lowest = lowest.ok_or(LayoutError::Odd("nothing to load"))?;
     // The first segment lies as far into a huge page as it does in the process.
@@ -119,10 +126,9 @@ pub(super) fn place(
     }
     let copies = joined(copies)?;
     let end = copies.last().map_or(front, |copy| copy.to + copy.len).next_multiple_of(base);
-    let texts = AddrRange::joined(loads.iter().filter_map(|load| load.text(base)).collect());
+    let texts = AddrRange::joined(texts);
     let in_image = |start: u64, end: u64| start.wrapping_add(shift)..end.wrapping_add(shift);
-    let closed = closed.iter().map(|load| in_image(load.vaddr, load.vaddr + load.mem_size));
-    let closed: Vec<Range<u64>> = closed.collect();
+    closed.iter_mut().for_each(|closed| *closed = in_image(closed.start, closed.end));
     let of_text = texts.iter().map(|text| in_image(text.start().get(), text.end().get()));
     let of_text: Vec<Range<u64>> = of_text.collect();
     let huge = huge_text(&of_text, &closed, &copies, file_len, pmd);
@@ -142,14 +148,14 @@ fn huge_text(
 ) -> Vec<Range<u64>> {
     let meets =
         |page: &Range<u64>, other: &Range<u64>| other.start < page.end && page.start < other.end;
-    let huge = huge_pages(texts, pmd, |_, page| !closed.iter().any(|closed| meets(page, closed)));
+    let huge = huge_pages(texts, pmd, &|_, page| !closed.iter().any(|closed| meets(page, closed)));
     let len = |ranges: &[Range<u64>]| ranges.iter().map(|range| range.end - range.start).sum();
     let text: u64 = len(texts);
     let holes = len(&huge).saturating_sub(copied_in(copies, &huge));
     if holes <= text.min(file_len) {
         return huge;
     }
-    huge_pages(texts, pmd, |text, page| text.start <= page.start && page.end <= text.end)
+    huge_pages(texts, pmd, &|text, page| text.start <= page.start && page.end <= text.end)
 }
 
 /// Returns the huge pages of the image that hold text and are `wanted`, joined where they adjoin.
@@ -157,7 +163,7 @@ fn huge_text(
 fn huge_pages(
     texts: &[Range<u64>],
     pmd: u64,
-    wanted: impl Fn(&Range<u64>, &Range<u64>) -> bool,
+    wanted: &dyn Fn(&Range<u64>, &Range<u64>) -> bool,
 ) -> Vec<Range<u64>> {
     let mut huge: Vec<Range<u64>> = Vec::new();
     for text in texts {

@@ -33,7 +33,7 @@ use super::{
     AttachOrder, Attached, Done, PrivateCopies, ThpOn, file_passing, has_locked_memory, mappings,
     probe, residue, snapshot, surroundings, thp_is_off,
 };
-use crate::image::{Memory, Source};
+use crate::image::{ImageMemory, Source};
 use crate::images::{Image, Images};
 use crate::policy::Policy;
 use crate::switch;
@@ -318,7 +318,7 @@ fn stage(
             if backing == Backing::Image {
                 headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, bytes)?;
             }
-            let memory = Memory { backing, pages, nodes: &nodes };
+            let memory = ImageMemory { backing, pages, nodes: &nodes };
             let (source, user) = (Source { file, parts }, order.target.space.memory());
             images.get(source, path, spans, memory, Some(user), deadline)
         }

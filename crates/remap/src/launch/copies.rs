@@ -17,7 +17,7 @@ use tiexec_tracee::session::{SCRATCH_LEN, Session};
 
 use super::Order;
 use super::program::Program;
-use crate::image::{self, Filled, Memory, Source, Staged};
+use crate::image::{self, Filled, ImageMemory, Source, Staged};
 use crate::switch::{Company, OpenFile, Surroundings, Switch, switch_all};
 use crate::{headroom, launch::rebase, numa_placement, protection};
 
@@ -51,7 +51,7 @@ pub(crate) fn by_memfd(
         .map_err(Failure::of(FailureKind::NoMemfd))?;
     let parts = program.parts();
     let source = Source { file: &program.exe, parts: parts.as_ref() };
-    let memory = Memory { backing, pages: order.policy.pages, nodes: &nodes };
+    let memory = ImageMemory { backing, pages: order.policy.pages, nodes: &nodes };
     let filled = image::fill(&memfd, source, &spans, memory, deadline)?;
     switch(session, snapshot, fd, &filled.staged)?;
     Ok(filled)
@@ -154,12 +154,12 @@ fn switch(
     parts: &[Staged],
 ) -> Result<(), Failure> {
     let source = OpenFile { fd, file: FileId::default() };
-    let parts =
-        parts.iter().map(|&Staged { span: Span { range: to, backing, .. }, image_offset }| {
-            let protection = protection::of_text(&snapshot.vmas, to);
-            let (offset, backing) = (image_offset, Some(backing));
-            Switch { source, offset, to, populated: to, locked: false, protection, backing }
-        });
     let around = Surroundings { snapshot, company: Company::Alone };
-    switch_all(session, &around, &parts.collect::<Vec<_>>(), &|_| Ok(()), |_, done| done)
+    for &Staged { span: Span { range: to, backing, .. }, image_offset: offset } in parts {
+        let protection = protection::of_text(&snapshot.vmas, to);
+        let (locked, backing) = (false, Some(backing));
+        let part = Switch { source, offset, to, populated: to, locked, protection, backing };
+        switch_all(session, &around, &[part], &|_| Ok(()), |_, done| done)?;
+    }
+    Ok(())
 }

@@ -34,7 +34,7 @@ use tiexec_tracee::Failure;
 use super::{IN_A_STOP, ReadsApart, Wanted, Worker};
 use crate::credentials::place;
 use crate::file_facts::FileFacts;
-use crate::image::{Filled, Memory, Source};
+use crate::image::{Filled, ImageMemory, Source};
 use crate::images::{Image, Images};
 use crate::pagecache::Held;
 use crate::{headroom, pagecache};
@@ -337,7 +337,7 @@ impl Serving {
             Request::Make(make) => {
                 let Make { id, path, spans, parts, backing, pages, nodes, patience } = *make;
                 let parts = parts.map(Parts::listed);
-                let memory = Memory { backing, pages, nodes: &nodes };
+                let memory = ImageMemory { backing, pages, nodes: &nodes };
                 let file = self.files.get(&id).ok_or_else(no_such_file)?;
                 let source = Source { file, parts: parts.as_ref() };
                 let before = self.images.bytes_copied();
