@@ -132,6 +132,8 @@ pub(crate) fn zeroes(len: usize) -> Result<Vec<u8>, SysError> {
 }
 
 /// Returns the numbers below `count` in an order without pattern, the same every time. The first is 0.
+// The compiler would make a copy for each number of places.
+#[inline(never)]
 pub(crate) fn without_pattern(count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     let mut state = SEED;
