@@ -1,17 +1,6 @@
 //! The combined verdicts of several machines.
 
-use serde_json::{Value, json};
-
-use support::attaching::ctl;
-
-/// The export of a machine that found this ratio.
-fn exported(machine: &str, estimate: f64) -> Value {
-    json!({"schema": 2, "kind": "canary_verdicts", "verdicts": [{
-        "build_id": "ab", "text": "cd", "cpu": "c", "kernel": "k", "backing": "image", "edges": "conservative",
-        "verdict": "undecided", "keep_above": 1.005, "estimate": estimate, "low": null, "high": null,
-        "standard_error": 0.01, "pairs": 20, "hosts": 1, "exe": "/bin/x", "machine": machine, "when": 1
-    }]})
-}
+use support::attaching::{ctl, verdict_export};
 
 #[test]
 fn several_machines_are_surer_than_one() {
@@ -19,7 +8,7 @@ fn several_machines_are_surer_than_one() {
     let files: Vec<String> = (0..6)
         .map(|at| {
             let file = dir.path().join(format!("{at}.json"));
-            let export = exported(&at.to_string(), 1.04 + 0.004 * f64::from(at % 3));
+            let export = verdict_export("ab", &at.to_string(), 1.04 + 0.004 * f64::from(at % 3));
             std::fs::write(&file, export.to_string()).expect("a file");
             file.display().to_string()
         })

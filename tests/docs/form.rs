@@ -252,8 +252,8 @@ mod tests {
             ("1 process of 2", "7 processes of 3"),
             ("stop 1.28 ms   2 remote syscalls", "stop 3.1 s 15 remote syscalls"),
             (
-                "image libz.so.1-930eec13838ec89bc80301707860c369.tiexec",
-                "image libz.so.1-0123456789abcdef0123456789abcdef.tiexec",
+                "image libz.so.1:930eec13838ec89bc80301707860c369.tiexec",
+                "image libz.so.1:0123456789abcdef0123456789abcdef.tiexec",
             ),
             ("00402000-01923000  0.1", "7f2c16da7000-7f2c16dcd000 21.1"),
             ("offset 0x200000 (-0.3 to 0.0 %)", "offset 0x1 (0.1 to 11.2 %)"),

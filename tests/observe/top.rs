@@ -238,7 +238,8 @@ fn processes_of_one_program_are_one_row() {
     let first = *pids.iter().min().expect("three");
     let attached = ctl(["attach", "--backing=image", &first.to_string()]);
     attached.assert_code(0);
-    let screen = top(100, 24, &[]);
+    // The screen has room for the rows of all other programs of the machine, too.
+    let screen = top(100, 120, &[]);
     screen.go().wait_for("by text");
     screen.keys(&["/"]).wait_for("filter:");
     screen.keys(&["kinsfolk"]).wait_for("1 match");

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use support::attaching::verdict_export;
 use support::child::eventually;
 use support::require;
 use support::systemd::{self, Systemd, can_boot};
@@ -98,12 +99,7 @@ fn end_held(systemd: &Systemd) {
 
 /// Keeps a verdict about a build.
 fn keep_verdict(systemd: &Systemd, build: &str) {
-    let verdict = serde_json::json!({"schema": 2, "kind": "canary_verdicts", "verdicts": [{
-        "build_id": build, "text": "cd", "cpu": "c", "kernel": "k", "backing": "image", "edges": "conservative",
-        "verdict": "better", "keep_above": 1.005, "estimate": 1.04, "low": null, "high": null,
-        "standard_error": 0.01, "pairs": 20, "hosts": 1, "exe": "/bin/x", "machine": "m", "when": 1
-    }]});
-    write(systemd, "/srv/verdict.json", &verdict.to_string());
+    write(systemd, "/srv/verdict.json", &verdict_export(build, "m", 1.04).to_string());
     systemd.ctl(["canary", "merge", "--keep", "/srv/verdict.json"]).assert_code(0);
 }
 

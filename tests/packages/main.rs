@@ -55,6 +55,9 @@ fn packages() -> Option<&'static Packages> {
         });
         // `make upgrade-test` names packages that were made from an earlier commit.
         let earlier = std::env::var_os("TIEXEC_TEST_OLDER").map(PathBuf::from);
+        if earlier.is_some() {
+            support::schema::run_another_version();
+        }
         let older = made(VERSIONS[0], earlier.as_deref().unwrap_or(&place));
         let newer = made(VERSIONS[1], &place);
         Some(Packages { older: older?, newer: newer? })

@@ -176,90 +176,27 @@ impl Advice {
         sampling: Sampling,
         counted: Counted,
     ) -> Option<Self> {
-        let Circumstances { pages, itlb, time, ways, .. } = circumstances;
+        let Circumstances { itlb, time, ways, .. } = circumstances;
         let whole = Way::default();
         let ways = if ways.is_empty() { std::slice::from_ref(&whole) } else { ways };
-        let modelled = |placed: &[Placed], on: On| {
-            let (base, huge) = units(placed, pages.pmd, on);
-            let popularity = Popularity::of_samples(base, huge);
-            let model = Model::new(&popularity, itlb);
-            (popularity, model)
-        };
-        let misses = |of: &(Popularity, Model)| of.1.shares(&of.0).per_kilo_instruction(itlb);
-        let reaches_more = |way| {
-            reaches(tally, circumstances, way).iter().enumerate().any(|(space, reach)| {
-                let huge = circumstances.huge.get(&space);
-                let is_huge =
-                    |span: &AddrRange| huge.iter().copied().flatten().any(|it| it.covers(*span));
-                reach.spans.iter().any(|span| !is_huge(span))
-            })
-        };
-        let possible = ways.iter().any(reaches_more);
+        let possible = ways.iter().any(|way| reaches_more(tally, circumstances, way));
         let (mut told, mut outcomes) = (Vec::new(), Vec::new());
         for (index, way) in ways.iter().enumerate() {
-            let placed = Placed::all(tally, circumstances, way);
-            let samples: u64 = placed.iter().map(|placed| placed.page.samples).sum();
-            let on_huge = |which: fn(&Placed) -> bool| {
-                let on = placed.iter().filter(|placed| which(placed));
-                on.map(|placed| placed.page.samples).sum::<u64>() as f64 / samples as f64
-            };
-            let [now, then, before] = [On::Now, On::Then, On::Base].map(|on| modelled(&placed, on));
-            let evidence = Evidence {
-                samples,
-                huge_now: on_huge(|placed| placed.huge_now),
-                reachable: on_huge(|placed| placed.huge_then),
-                possible,
-                huge_entries: itlb.first.entries().1,
-                before: misses(&before),
-                now: misses(&now),
-                then: misses(&then),
-                walk_share: counted.walk_share(),
-                time: *time,
-            };
+            let text = TextModel::new(tally, circumstances, way);
+            let evidence = text.evidence(possible, counted.walk_share());
             let reached = told.last().map_or(-1.0, |last: &WayAdvice| last.on_huge);
-            if samples > 0 && evidence.reachable > reached + FURTHER {
+            if text.samples > 0 && evidence.reachable > reached + FURTHER {
                 let judgement = evidence.judge();
                 told.push(WayAdvice {
                     command: way.command.clone(),
                     on_huge: evidence.reachable,
                     saving: judgement.saving,
                 });
-                outcomes.push((index, placed, now, then, judgement));
+                outcomes.push((index, text, judgement));
             }
         }
         let chosen = recommended(&told, time.split)?;
-        let (way, placed, now, then, judgement) = outcomes.swap_remove(chosen);
-        let samples: u64 = placed.iter().map(|placed| placed.page.samples).sum();
-        let advise = |path: String, part: &[Placed]| {
-            let shares = |of: &(Popularity, Model), on: On| {
-                let (base, huge) = units(part, pages.pmd, on);
-                of.1.shares(&of.0.part(base, huge))
-            };
-            let (shares_now, shares_then) = (shares(&now, On::Now), shares(&then, On::Then));
-            TextAdvice::new(
-                path,
-                part,
-                samples,
-                *pages,
-                Modelled {
-                    now: shares_now,
-                    then: shares_then,
-                    misses_now: shares_now.per_kilo_instruction(itlb),
-                    misses_then: shares_then.per_kilo_instruction(itlb),
-                },
-            )
-        };
-        let mut by_name: HashMap<usize, Vec<Placed>> = HashMap::new();
-        for placed in &placed {
-            by_name.entry(placed.page.name).or_default().push(*placed);
-        }
-        let name = |name: usize| String::from_utf8_lossy(&tally.names()[name]).into_owned();
-        let mut files: Vec<TextAdvice> =
-            by_name.into_iter().map(|(of, part)| advise(name(of), &part)).collect();
-        files.sort_by(|one, other| {
-            other.samples.cmp(&one.samples).then_with(|| one.path.cmp(&other.path))
-        });
-        let text = advise("all".to_owned(), &placed);
+        let (way, text, judgement) = outcomes.swap_remove(chosen);
         let next = Some(told[chosen].command.clone()).filter(|command| {
             !command.is_empty() && matches!(judgement.verdict, Verdict::WorthIt | Verdict::Maybe)
         });
@@ -271,8 +208,8 @@ impl Advice {
             sampling,
             itlb: itlb.clone(),
             miss_time: *time,
-            text,
-            files,
+            text: text.advise("all".to_owned(), &text.placed),
+            files: text.files(tally),
             counted,
             ways: told,
             way,
@@ -288,6 +225,79 @@ impl Advice {
     pub fn to_json(&self) -> String {
         escape::json(self)
     }
+}
+
+/// The sampled text and its models, now and after a way.
+struct TextModel<'a> {
+    circumstances: &'a Circumstances,
+    placed: Vec<Placed>,
+    samples: u64,
+    now: (Popularity, Model),
+    then: (Popularity, Model),
+}
+
+impl<'a> TextModel<'a> {
+    fn new(tally: &Tally, circumstances: &'a Circumstances, way: &Way) -> Self {
+        let placed = Placed::all(tally, circumstances, way);
+        let samples = placed.iter().map(|placed| placed.page.samples).sum();
+        let [now, then] = [On::Now, On::Then].map(|on| model(&placed, circumstances, on));
+        Self { circumstances, placed, samples, now, then }
+    }
+
+    fn evidence(&self, possible: bool, walk_share: Option<f64>) -> Evidence {
+        let Circumstances { itlb, time, .. } = self.circumstances;
+        let on_huge = |which: fn(&Placed) -> bool| {
+            let on = self.placed.iter().filter(|placed| which(placed));
+            on.map(|placed| placed.page.samples).sum::<u64>() as f64 / self.samples as f64
+        };
+        let misses = |of: &(Popularity, Model)| of.1.shares(&of.0).per_kilo_instruction(itlb);
+        Evidence {
+            samples: self.samples,
+            huge_now: on_huge(|placed| placed.huge_now),
+            reachable: on_huge(|placed| placed.huge_then),
+            possible,
+            huge_entries: itlb.first.entries().1,
+            before: misses(&model(&self.placed, self.circumstances, On::Base)),
+            now: misses(&self.now),
+            then: misses(&self.then),
+            walk_share,
+            time: *time,
+        }
+    }
+
+    fn advise(&self, path: String, part: &[Placed]) -> TextAdvice {
+        let Circumstances { pages, itlb, .. } = self.circumstances;
+        let shares = |of: &(Popularity, Model), on: On| {
+            let (base, huge) = units(part, pages.pmd, on);
+            of.1.shares(&of.0.part(base, huge))
+        };
+        let (now, then) = (shares(&self.now, On::Now), shares(&self.then, On::Then));
+        let [misses_now, misses_then] = [now, then].map(|of| of.per_kilo_instruction(itlb));
+        let model = Modelled { now, then, misses_now, misses_then };
+        TextAdvice::new(path, part, self.samples, *pages, model)
+    }
+
+    /// Returns the advice about each file, the one with the most samples first.
+    fn files(&self, tally: &Tally) -> Vec<TextAdvice> {
+        let mut by_name: HashMap<usize, Vec<Placed>> = HashMap::new();
+        for placed in &self.placed {
+            by_name.entry(placed.page.name).or_default().push(*placed);
+        }
+        let name = |name: usize| String::from_utf8_lossy(&tally.names()[name]).into_owned();
+        let files = by_name.into_iter().map(|(of, part)| self.advise(name(of), &part));
+        let mut files: Vec<TextAdvice> = files.collect();
+        files.sort_by(|one, other| {
+            other.samples.cmp(&one.samples).then_with(|| one.path.cmp(&other.path))
+        });
+        files
+    }
+}
+
+fn model(placed: &[Placed], circumstances: &Circumstances, on: On) -> (Popularity, Model) {
+    let (base, huge) = units(placed, circumstances.pages.pmd, on);
+    let popularity = Popularity::of_samples(base, huge);
+    let model = Model::new(&popularity, &circumstances.itlb);
+    (popularity, model)
 }
 
 /// The least additional share of the samples that a way must reach over the ways before it; otherwise it is not
@@ -344,6 +354,15 @@ fn reaches(tally: &Tally, circumstances: &Circumstances, way: &Way) -> Vec<Reach
     spaces
         .map(|(index, space)| way.reach.get(&index).cloned().unwrap_or_else(|| whole(space)))
         .collect()
+}
+
+/// Returns whether the way reaches text that is not huge.
+fn reaches_more(tally: &Tally, circumstances: &Circumstances, way: &Way) -> bool {
+    reaches(tally, circumstances, way).iter().enumerate().any(|(space, reach)| {
+        let huge = circumstances.huge.get(&space);
+        let is_huge = |span: &AddrRange| huge.iter().copied().flatten().any(|it| it.covers(*span));
+        reach.spans.iter().any(|span| !is_huge(span))
+    })
 }
 
 /// Returns the whole huge pages of the text of files in an address space.

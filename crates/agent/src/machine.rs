@@ -29,10 +29,10 @@ impl Machine {
     }
 }
 
-/// Begins to time the jumps that show the instruction TLB, in a process of its own, unless the times are recorded already. A rule
-/// with `max-huge-pages = "auto"` and the daily scan use them. This takes about a second.
+/// Begins to time the jumps that show the instruction TLB, in a process of its own, which ends at once if the times are recorded
+/// already. A rule with `max-huge-pages = "auto"` and the daily scan use them. This takes about a second.
 pub(crate) fn time_jumps() -> Option<Aside<()>> {
-    let pages = thp::pages().filter(|&pages| jumps::known(pages).is_none())?;
+    let pages = thp::pages()?;
     // Without a record, whoever needs the times measures them again then.
-    Aside::start(|_to| drop(jumps::measured(pages))).ok()
+    Aside::start(|_to| drop(jumps::of_machine(pages))).ok()
 }

@@ -109,6 +109,8 @@ pub enum Action {
 }
 
 impl Action {
+    const ALL: [Self; 4] = [Self::Observe, Self::Warm, Self::Attach, Self::Never];
+
     /// Returns its name in a rule.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -521,45 +523,15 @@ fn rule_of(
 ) -> Result<Rule, String> {
     let is_known = |key: &str| KEYS.contains(&key) || Setting::is_at(At::Rule, key);
     unknown.extend(set_aside(&mut table, is_known));
-    let name = text_of(&mut table, "name")?.ok_or("it has no name")?;
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
-        return Err("a name is up to 64 of the characters A-Z a-z 0-9 . _ -".to_owned());
-    }
-    let mut pattern = |key: &str| match text_of(&mut table, key)? {
-        None => Ok(None),
-        Some(text) => {
-            let text = if key == "unit" { with_kind(&text) } else { text };
-            let read = Pattern::new(&text, Slashes::Apart);
-            read.map(Some).map_err(|error| format!("{key} {text:?} is not a pattern: {error}"))
-        }
-    };
-    let (exe, unit, cgroup) = (pattern("exe")?, pattern("unit")?, pattern("cgroup")?);
-    let user = match table.remove("user") {
-        None => None,
-        Some(Value::Integer(id)) => {
-            Some(u32::try_from(id).map_err(|_range| format!("{id} is not a user ID"))?)
-        }
-        Some(Value::String(name)) => {
-            Some(user_id(&name).ok_or_else(|| format!("there is no user {name:?}"))?)
-        }
-        Some(_) => return Err("user is a name or a number".to_owned()),
-    };
+    let name = name_of(&mut table)?;
+    let exe = pattern_of(&mut table, "exe")?;
+    let unit = pattern_of(&mut table, "unit")?;
+    let cgroup = pattern_of(&mut table, "cgroup")?;
+    let user = user_of(table.remove("user"))?;
     let pod = pod_of(table.remove("pod"))?;
-    let min_text = text_of(&mut table, "min-text")?;
-    let min_text = min_text.map_or(Ok(0), |text| parse_bytes(&text)).map_err(of_key("min-text"))?;
-    let min_age = text_of(&mut table, "min-age")?;
-    let min_age =
-        min_age.map_or(Ok(MIN_AGE), |text| parse_duration(&text)).map_err(of_key("min-age"))?;
-    let action = match text_of(&mut table, "action")?.as_deref() {
-        None | Some("observe") => Action::Observe,
-        Some("warm") => Action::Warm,
-        Some("attach") => Action::Attach,
-        Some("never") => Action::Never,
-        Some(other) => {
-            return Err(format!("action {other:?} is not observe, warm, attach or never"));
-        }
-    };
+    let min_text = value_of(&mut table, "min-text", parse_bytes)?.unwrap_or(0);
+    let min_age = value_of(&mut table, "min-age", parse_duration)?.unwrap_or(MIN_AGE);
+    let action = action_of(&mut table)?;
     let nodes = text_of(&mut table, "nodes")?;
     let nodes = nodes.map_or(Ok(NodeShare::default()), |text| text.parse())?;
     let canary = text_of(&mut table, "canary")?;
@@ -579,26 +551,6 @@ fn rule_of(
             action.as_str()
         ));
     }
-    let mut settings = Settings::default();
-    for (key, value) in table {
-        if needs_canary && !matches!(key.as_str(), "backing" | "edges") {
-            return Err(format!("a rule with a canary has no {key}: no canary is about that"));
-        }
-        let value = match value {
-            Value::String(text) => text,
-            Value::Integer(number) => number.to_string(),
-            Value::Boolean(yes) => (if yes { "yes" } else { "no" }).to_owned(),
-            _ => return Err(format!("{key} is a text, a number, true or false")),
-        };
-        settings.take_setting(&key, &value).map_err(|malformed| malformed.to_string())?;
-    }
-    if needs_canary {
-        if settings.backing == BackingChoice::Pagecache {
-            let what = "a canary cannot be of backing pagecache, which cannot be taken back";
-            return Err(what.to_owned());
-        }
-        settings = by_copies(settings);
-    }
     Ok(Rule {
         name,
         place,
@@ -614,8 +566,68 @@ fn rule_of(
         needs_canary,
         says_canary: canary.is_some(),
         measure,
-        settings,
+        settings: settings_of(table, needs_canary)?,
     })
+}
+
+fn name_of(table: &mut Table) -> Result<String, String> {
+    let name = text_of(table, "name")?.ok_or("it has no name")?;
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if name.is_empty() || name.len() > 64 || !name.bytes().all(plain) {
+        return Err("a name is up to 64 of the characters A-Z a-z 0-9 . _ -".to_owned());
+    }
+    Ok(name)
+}
+
+fn pattern_of(table: &mut Table, key: &str) -> Result<Option<Pattern>, String> {
+    let Some(text) = text_of(table, key)? else { return Ok(None) };
+    let text = if key == "unit" { with_kind(&text) } else { text };
+    let read = Pattern::new(&text, Slashes::Apart);
+    read.map(Some).map_err(|error| format!("{key} {text:?} is not a pattern: {error}"))
+}
+
+fn user_of(value: Option<Value>) -> Result<Option<u32>, String> {
+    match value {
+        None => Ok(None),
+        Some(Value::Integer(id)) => {
+            u32::try_from(id).map(Some).map_err(|_range| format!("{id} is not a user ID"))
+        }
+        Some(Value::String(name)) => {
+            user_id(&name).map(Some).ok_or_else(|| format!("there is no user {name:?}"))
+        }
+        Some(_) => Err("user is a name or a number".to_owned()),
+    }
+}
+
+fn action_of(table: &mut Table) -> Result<Action, String> {
+    let Some(text) = text_of(table, "action")? else { return Ok(Action::Observe) };
+    let action = Action::ALL.into_iter().find(|action| action.as_str() == text);
+    action.ok_or_else(|| format!("action {text:?} is not observe, warm, attach or never"))
+}
+
+/// Reads the options of the attach: all keys that are left.
+fn settings_of(table: Table, needs_canary: bool) -> Result<Settings, String> {
+    let mut settings = Settings::default();
+    for (key, value) in table {
+        if needs_canary && !matches!(key.as_str(), "backing" | "edges") {
+            return Err(format!("a rule with a canary has no {key}: no canary is about that"));
+        }
+        let value = match value {
+            Value::String(text) => text,
+            Value::Integer(number) => number.to_string(),
+            Value::Boolean(yes) => (if yes { "yes" } else { "no" }).to_owned(),
+            _ => return Err(format!("{key} is a text, a number, true or false")),
+        };
+        settings.take_setting(&key, &value).map_err(|malformed| malformed.to_string())?;
+    }
+    if !needs_canary {
+        return Ok(settings);
+    }
+    if settings.backing == BackingChoice::Pagecache {
+        let what = "a canary cannot be of backing pagecache, which cannot be taken back";
+        return Err(what.to_owned());
+    }
+    Ok(by_copies(settings))
 }
 
 /// Reads the labels or annotations that a pod must have. Only keys with the agent's prefix are allowed, because the
@@ -637,11 +649,6 @@ fn pod_of(value: Option<Value>) -> Result<BTreeMap<String, String>, String> {
     keys.collect()
 }
 
-/// Prefixes an error with the key whose value is wrong.
-fn of_key<E: std::fmt::Display>(key: &str) -> impl Fn(E) -> String {
-    move |error| format!("{key}: {error}")
-}
-
 /// Writes a value as it stands in a file, or its type.
 fn value_shown(value: &Value) -> String {
     match value {
@@ -659,6 +666,15 @@ fn text_of(table: &mut Table, key: &str) -> Result<Option<String>, String> {
         Some(Value::String(text)) => Ok(Some(text)),
         Some(_) => Err(format!("{key} is a text in quotes")),
     }
+}
+
+fn value_of<T, E: std::fmt::Display>(
+    table: &mut Table,
+    key: &str,
+    parse: impl Fn(&str) -> Result<T, E>,
+) -> Result<Option<T>, String> {
+    let text = text_of(table, key)?;
+    text.map(|text| parse(&text).map_err(|error| format!("{key}: {error}"))).transpose()
 }
 
 /// Looks a user up in `/etc/passwd`: the static program has no other source.

@@ -35,6 +35,15 @@ statuses! {
     GUARD = 7;
 }
 
+/// Combines the statuses of several objects.
+pub fn together(statuses: &[u8]) -> u8 {
+    match statuses.first() {
+        None => OK,
+        Some(&first) if statuses.iter().all(|&status| status == first) => first,
+        Some(_) => PARTIAL,
+    }
+}
+
 /// `tiexecctl bench`, `tiexecctl canary`: this signal ended the command early. Returns the status that a shell would
 /// report.
 pub fn of_signal(signal: i32) -> u8 {

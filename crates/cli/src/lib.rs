@@ -3,7 +3,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::disallowed_methods, reason = "see clippy.toml"))]
 
-mod colour;
 pub mod command_line;
 pub mod ctl;
 pub mod daemon;

@@ -77,6 +77,12 @@ pub fn warn(message: impl Display) {
     let _nobody_listens = write_briefly(&stderr, &(line + "\n"));
 }
 
+/// Returns whether the environment wants colours: `NO_COLOR` is unset or empty (no-color.org), and the terminal has them.
+pub(crate) fn wants_colours() -> bool {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    set("NO_COLOR").is_none() && set("TERM").is_some_and(|term| term != "dumb")
+}
+
 /// Warns that standard output cannot be written. Warns once, even if more lines are lost.
 pub(crate) fn say_unwritten(errno: RawErrno) {
     static SAID: AtomicBool = AtomicBool::new(false);

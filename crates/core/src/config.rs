@@ -1,7 +1,5 @@
 //! The values of the user's settings.
 
-use std::fmt;
-use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -11,7 +9,7 @@ use crate::budget::Budget;
 use crate::numa::Numa;
 use crate::select::Select;
 use crate::skip::Reason;
-use crate::value::ValueError;
+use crate::value::words;
 
 /// The user's choice of the place for huge pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -31,20 +29,8 @@ pub enum BackingChoice {
     Off,
 }
 
-impl FromStr for BackingChoice {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "pagecache" => Ok(Self::Pagecache),
-            "image" => Ok(Self::Image),
-            "hugetlb" => Ok(Self::Hugetlb),
-            "off" => Ok(Self::Off),
-            _ => Err(ValueError::new("auto, pagecache, image, hugetlb or off", text)),
-        }
-    }
-}
+words! { BackingChoice, "auto, pagecache, image, hugetlb or off":
+Auto = "auto", Pagecache = "pagecache", Image = "image", Hugetlb = "hugetlb", Off = "off" }
 
 /// The huge pages at a text's ragged head and tail that are taken: the text shares them with other memory, or does not
 /// fill them.
@@ -60,28 +46,8 @@ pub enum Edges {
     Aggressive,
 }
 
-impl fmt::Display for Edges {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Conservative => "conservative",
-            Self::Pad => "pad",
-            Self::Aggressive => "aggressive",
-        })
-    }
-}
-
-impl FromStr for Edges {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        match text {
-            "conservative" => Ok(Self::Conservative),
-            "pad" => Ok(Self::Pad),
-            "aggressive" => Ok(Self::Aggressive),
-            _ => Err(ValueError::new("conservative, pad or aggressive", text)),
-        }
-    }
-}
+words! { Edges, "conservative, pad or aggressive":
+Conservative = "conservative", Pad = "pad", Aggressive = "aggressive" }
 
 /// The files that a launch may evict from the page cache, to read them back in huge folios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -93,17 +59,7 @@ pub enum Evict {
     Never,
 }
 
-impl FromStr for Evict {
-    type Err = ValueError;
-
-    fn from_str(text: &str) -> Result<Self, ValueError> {
-        match text {
-            "unused" => Ok(Self::Unused),
-            "never" => Ok(Self::Never),
-            _ => Err(ValueError::new("unused or never", text)),
-        }
-    }
-}
+words! { Evict, "unused or never": Unused = "unused", Never = "never" }
 
 /// The choice of ragged edges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -250,17 +206,5 @@ impl Settings {
     /// Returns the size of the pool's pages, if huge pages come from the pool and a setting names a size.
     pub fn pool_page(&self) -> Option<PageSize> {
         self.page_size.filter(|_| self.backing == BackingChoice::Hugetlb)
-    }
-}
-
-impl fmt::Display for BackingChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Pagecache => "pagecache",
-            Self::Image => "image",
-            Self::Hugetlb => "hugetlb",
-            Self::Off => "off",
-        })
     }
 }

@@ -427,8 +427,9 @@ fn is_image_of(image: &Vma, file: &Vma) -> bool {
         Some(name) => name,
         None => {
             let name = path[last(path)..].strip_suffix(STORE_NAME_SUFFIX).unwrap_or_default();
-            // A dash and a digest follow.
-            &name[..name.iter().rposition(|&byte| byte == b'-').unwrap_or(0)]
+            // A colon and a digest follow; a dash and a digest, if an earlier version made the image.
+            let end = name.iter().rposition(|&byte| byte == b':' || byte == b'-');
+            &name[..end.unwrap_or(0)]
         }
     };
     let of = &of[last(of)..];
@@ -573,7 +574,11 @@ mod tests {
 
     #[test]
     fn a_span_between_two_libraries_belongs_to_its_namesake() {
-        for name in ["/memfd:tiexec:libb.so.1 (deleted)", "/run/x/libb.so.1-0123abcd.tiexec"] {
+        for name in [
+            "/memfd:tiexec:libb.so.1 (deleted)",
+            "/run/x/libb.so.1:0123abcd.tiexec",
+            "/run/x/libb.so.1-0123abcd.tiexec",
+        ] {
             let files = coverage_of(
                 &format!(
                     "7f0000000000-7f0000001000 r-xp 00000000 fe:00 1 /usr/lib/liba.so\n\

@@ -119,6 +119,19 @@ impl MainImage {
         apart
     }
 
+    /// Returns the [`chunks`](Self::chunks) where a launch places the image for the page cache; `None` if their text cannot be PMD-mapped
+    /// there.
+    pub fn cacheable_chunks(
+        &self,
+        pages: Pages,
+        edges: EdgePolicy,
+        file_len: u64,
+    ) -> Option<Vec<Range<u64>>> {
+        let bias = self.congruent_bias(pages.pmd)?;
+        (self.position_independent || self.has_bias(bias, pages.pmd))
+            .then(|| self.chunks(bias, pages, edges, file_len))
+    }
+
     /// Returns the run-time addresses from the first segment to the end of the last, in whole base pages; `None` if
     /// these are invalid.
     pub fn range(&self, base: PageSize) -> Option<AddrRange> {

@@ -9,7 +9,7 @@
 
 use thiserror::Error;
 
-use crate::config::Settings;
+use crate::config::{BackingChoice, Edges, Evict, Settings};
 use crate::value::{ValueError, parse_bytes, parse_duration, parse_page_size};
 
 /// One setting.
@@ -160,7 +160,7 @@ const PROGRAMS: &[At] = &[At::Launch, At::Attach];
 settings! {
     "backing": |to, said| to.backing = said.value()?.parse()?,
         takes: Takes::Value("BACKING"),
-        words: &["auto", "pagecache", "image", "hugetlb", "off"],
+        words: BackingChoice::WORDS,
         at: EVERYWHERE,
         help: "Take the huge pages from: auto (the first that works), pagecache (the file's own page cache; nothing is \
             copied), image (a copy in the image store or in a memfd), hugetlb (a copy in the reserved pool; only if \
@@ -170,7 +170,7 @@ settings! {
         );
     "evict": |to, said| to.evict = said.value()?.parse()?,
         takes: Takes::Value("WHEN"),
-        words: &["unused", "never"],
+        words: Evict::WORDS,
         help: "Take a file that is cached in small pages out of the page cache and read it back in huge ones: unused (if no \
             process uses it), or never [default: unused]";
     "page-size": |to, said| to.page_size = Some(parse_page_size(said.value()?)?),
@@ -187,7 +187,7 @@ settings! {
             chooses the nodes]";
     "edges": |to, said| to.edges.edges = said.value()?.parse()?,
         takes: Takes::Value("EDGES"),
-        words: &["conservative", "pad", "aggressive"],
+        words: Edges::WORDS,
         at: PODS_TOO,
         help: "Whether the first and last part of the text, which fill no huge page, become huge: conservative (no), pad \
             (if they hold enough text, and the rest of the huge page is free or read-only data of the same file, which \

@@ -190,7 +190,8 @@ reasons! {
     LockedMemory = "locked_memory",
     /// The process has no free file descriptor (`RLIMIT_NOFILE`).
     FdLimit = "fd_limit",
-    /// The program has no instruction sequence by which TiExec could make it run a system call safely.
+    /// The program has no instruction sequence by which TiExec could make it run a system call safely. The kernel may
+    /// still map text huge that the page cache holds in huge folios.
     NoGadget = "no_gadget",
     /// The stack of the stopped thread has no room for the frames by which it restores itself.
     StackRoom = "stack_room",

@@ -24,6 +24,34 @@ impl ValueError {
     }
 }
 
+/// Gives each value of an enum its word: for settings, messages and reports. The text lists the words.
+macro_rules! words {
+    ($type:ident, $expected:literal: $($value:ident = $word:literal),+) => {
+        impl $type {
+            /// The words of all values.
+            pub const WORDS: &[&str] = &[$($word),+];
+        }
+
+        impl std::str::FromStr for $type {
+            type Err = $crate::value::ValueError;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                match text {
+                    $($word => Ok(Self::$value),)+
+                    _ => Err($crate::value::ValueError::new($expected, text)),
+                }
+            }
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(match self { $(Self::$value => $word),+ })
+            }
+        }
+    };
+}
+pub(crate) use words;
+
 impl From<ValueError> for String {
     fn from(error: ValueError) -> Self {
         error.to_string()

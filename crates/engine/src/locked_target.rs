@@ -15,7 +15,7 @@ use tiexec_remap::attach::{
 use tiexec_remap::images::Images;
 use tiexec_remap::lock::Lock;
 use tiexec_remap::mapped;
-use tiexec_remap::policy::Policy;
+use tiexec_remap::policy::{Policy, pages};
 use tiexec_remap::record::By;
 use tiexec_remap::workers::{self, Pool, Workers};
 use tiexec_sys::procfs::{self, ProcDir};
@@ -25,7 +25,7 @@ use tiexec_tracee::target::Target;
 
 use crate::identity::Identity;
 use crate::journal::Record;
-use crate::policy::{policy, unsupported};
+use crate::policy::policy;
 use crate::times;
 
 /// How long staging may take: the process runs meanwhile.
@@ -113,7 +113,7 @@ impl LockedTarget {
             return Err(Failure::new(FailureKind::ProcUnavailable, procfs::OF_ANOTHER_NAMESPACE));
         }
         let (target, lock) = Target::open(pid, |process| {
-            thp::pages().ok_or_else(unsupported)?;
+            pages()?;
             Lock::take(process)
         })?;
         let workers = pool.workers(&target)?;
@@ -271,7 +271,7 @@ impl LockedTarget {
 /// # Errors
 /// `thp_unsupported`; `proc_unavailable`, `ptrace_denied`: it may not even read about itself.
 pub fn this_process() -> Result<Target, Failure> {
-    thp::pages().ok_or_else(unsupported)?;
+    pages()?;
     let (target, ()) = Target::open(process::this(), |_| Ok(()))?;
     // Where /proc is that of another PID namespace, this number may name another process there.
     if !target.space.is_this_process() {

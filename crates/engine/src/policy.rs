@@ -2,9 +2,8 @@
 
 use tiexec_core::addr::{PageSize, short};
 use tiexec_core::config::{Evict, Settings};
-use tiexec_core::skip::FailureKind;
 use tiexec_remap::Failure;
-use tiexec_remap::policy::Policy;
+use tiexec_remap::policy::{Policy, unsupported};
 use tiexec_remap::sources::Sources;
 use tiexec_sys::thp;
 
@@ -20,11 +19,6 @@ pub fn policy(settings: &Settings, dry_run: bool) -> Result<Policy, Failure> {
     let deadline = settings.deadline();
     let evict = settings.evict == Evict::Unused && !dry_run;
     Ok(Policy { pages, sources, select, edges, numa, evict, deadline, dry_run })
-}
-
-/// Says that no text can be huge here.
-pub(crate) fn unsupported() -> Failure {
-    Failure::new(FailureKind::ThpUnsupported, "the kernel has no transparent huge pages")
 }
 
 /// Says that a program has too little text for pages of that size.

@@ -7,7 +7,8 @@ use tiexec_advise::itlb::{Itlb, MissTime};
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::perf::samples::What;
-use tiexec_remap::{host_pages, jumps};
+use tiexec_remap::host_pages;
+use tiexec_remap::jumps::{self, Jumps};
 use tiexec_sys::perf_sampler::{Clock, Heirs, Sampler, Woken};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, areas, process, processor};
@@ -240,9 +241,11 @@ fn is_filtered() -> bool {
 /// record. Without memory to spare for that, the processor's own figures and the usual cost count.
 pub fn tlb(pages: Pages) -> (Itlb, MissTime) {
     let itlb = Itlb::of(&processor::read());
-    let Ok(times) = jumps::times(pages) else { return (itlb, MissTime::USUAL) };
+    let Ok(Jumps { times, levels }) = jumps::of_machine(pages) else {
+        return (itlb, MissTime::USUAL);
+    };
     let is_split = host_pages::known().or_else(|| host_pages::measured(pages)) == Some(true);
-    let itlb = itlb.measured(times.levels(pages.base), is_split);
+    let itlb = itlb.measured(levels, is_split);
     let time = MissTime::of_jumps(&times, &itlb).on_host(is_split);
     (itlb, time)
 }

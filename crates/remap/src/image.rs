@@ -28,8 +28,9 @@ pub(crate) fn memfd_flags(backing: Backing, size: PageSize) -> u32 {
     if backing == Backing::Hugetlb { plain | of_pool } else { plain }
 }
 
-/// Returns the name of a memfd for the text of the program or library `name`.
-pub(crate) fn memfd_name(name: &str) -> String {
+/// Returns the name of a memfd for the text of the program or library at `path`.
+pub(crate) fn memfd_name(path: &str) -> String {
+    let name = path.rsplit('/').next().unwrap_or_default();
     // The kernel takes names up to 249 bytes. 40 characters identify a program well enough.
     format!("tiexec:{name}").chars().take(40).collect()
 }
@@ -92,7 +93,7 @@ impl Source<'_> {
 
 /// The memory that an image is made of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Memory<'a> {
+pub struct ImageMemory<'a> {
     /// The source of huge pages: collapsed ones or those of the pool.
     pub backing: Backing,
     /// The page sizes.
@@ -112,16 +113,15 @@ pub fn fill(
     memfd: &File,
     source: Source<'_>,
     spans: &[Span],
-    memory: Memory<'_>,
+    memory: ImageMemory<'_>,
     deadline: Instant,
 ) -> Result<Filled, Failure> {
-    let Memory { backing, pages, .. } = memory;
-    let no_page = no_page_reason(backing);
+    let ImageMemory { backing, pages, .. } = memory;
     if backing == Backing::Hugetlb {
+        let no_page = Failure::of(no_page_reason(backing));
         let stays = "the kernel moves no pages of the pool, Linux 5.16 does";
-        hugetlb::can_move(pages.pmd).map_err(|error| Failure::of(no_page)(error).about(stays))?;
+        hugetlb::can_move(pages.pmd).map_err(|error| no_page(error).about(stays))?;
     }
-    let too_long = |_| Failure::new(FailureKind::AddressSpace, "the text is too long to map");
     let (spans, beyond) = within_file(source.file, spans, pages);
     if spans.is_empty()
         && let Some(beyond) = beyond
@@ -129,11 +129,54 @@ pub fn fill(
         return Err(beyond);
     }
     let bytes: u64 = spans.iter().map(|span| span.range.len()).sum();
+    let mut mapping = mapped(memfd, bytes, memory)?;
+
+    let mut filled = Filled { shortfall: beyond, ..Filled::default() };
+    let mut image_offset = 0;
+    let holes = Holes::of(source.file);
+    // A page for which the file has no data holds no text, so allocate nothing for it.
+    let is_hole = |page: &Span| {
+        let has_data = |part: &Part| {
+            let end = part.file_offset.saturating_add(part.range.len());
+            holes.has_data(&(part.file_offset..end))
+        };
+        !source.content(page).iter().any(has_data)
+    };
+    let mut all: Vec<Span> = Vec::new();
+    spans.iter().for_each(|span| all.extend(huge_pages(span, pages.pmd)));
+    let alike = all.chunk_by(|one, other| is_hole(one) == is_hole(other));
+    for batch in alike.flat_map(|alike| alike.chunks(BATCH)) {
+        if Instant::now() >= deadline {
+            let (done, all) = (filled.copied >> 20, bytes >> 20);
+            let what = format!("{done} of {all} MiB were staged in time");
+            filled.lacks(Failure::new(FailureKind::Deadline, what));
+            break;
+        }
+        if batch.first().is_some_and(is_hole) {
+            let what = "the file has a hole in place of the text";
+            filled.lacks(Failure::new(FailureKind::ReadFailed, what));
+        } else {
+            filled.add(&mut mapping, source, batch, image_offset, memory);
+        }
+        image_offset += pages.pmd.bytes() * batch.len() as u64;
+    }
+    // A writable mapping would forbid the seal against writing.
+    drop(mapping);
+    seal(memfd)
+        .map_err(SysError::of("fcntl(F_ADD_SEALS)"))
+        .map_err(Failure::of(FailureKind::NoMemfd))?;
+    Ok(filled)
+}
+
+/// Makes an empty memfd `bytes` long, and maps it.
+fn mapped(memfd: &File, bytes: u64, memory: ImageMemory<'_>) -> Result<FillMapping, Failure> {
+    let ImageMemory { backing, pages, .. } = memory;
+    let too_long = |_| Failure::new(FailureKind::AddressSpace, "the text is too long to map");
     let len = usize::try_from(bytes).map_err(too_long)?;
     rustix::fs::ftruncate(memfd, bytes)
         .map_err(SysError::of("ftruncate"))
-        .map_err(Failure::of(no_page))?;
-    let mut mapping = FillMapping::new(memfd, len, pages.pmd).map_err(|error| {
+        .map_err(Failure::of(no_page_reason(backing)))?;
+    let mapping = FillMapping::new(memfd, len, pages.pmd).map_err(|error| {
         let reason = if backing == Backing::Hugetlb && error.call == "mmap(MAP_SHARED)" {
             FailureKind::HugetlbPool
         } else {
@@ -144,62 +187,36 @@ pub fn fill(
     if backing == Backing::Image {
         mapping.advise_huge();
     }
+    Ok(mapping)
+}
 
-    let mut filled = Filled { shortfall: beyond, ..Filled::default() };
-    let mut image_offset = 0;
-    let holes = Holes::of(source.file);
-    'spans: for span in &spans {
-        let all: Vec<Span> = huge_pages(span, pages.pmd).collect();
-        // A page for which the file has no data holds no text, so allocate nothing for it.
-        let is_hole = |page: &Span| {
-            let has_data = |part: &Part| {
-                let end = part.file_offset.saturating_add(part.range.len());
-                holes.has_data(&(part.file_offset..end))
-            };
-            !source.content(page).iter().any(has_data)
-        };
-        let alike = all.chunk_by(|one, other| is_hole(one) == is_hole(other));
-        for batch in alike.flat_map(|alike| alike.chunks(BATCH)) {
-            if Instant::now() >= deadline {
-                let (done, all) = (filled.copied >> 20, bytes >> 20);
-                filled.shortfall.get_or_insert_with(|| {
-                    let what = format!("{done} of {all} MiB were staged in time");
-                    Failure::new(FailureKind::Deadline, what)
-                });
-                break 'spans;
-            }
-            if batch.first().is_some_and(is_hole) {
-                filled.shortfall.get_or_insert_with(|| {
-                    Failure::new(
-                        FailureKind::ReadFailed,
-                        "the file has a hole in place of the text",
-                    )
-                });
-                image_offset += pages.pmd.bytes() * batch.len() as u64;
-                continue;
-            }
-            let allocated = allocate(&mapping, memory, image_offset, batch.len());
-            for (page, allocated) in batch.iter().zip(allocated) {
-                match allocated.and_then(|()| copy(&mut mapping, source, page, image_offset, pages))
-                {
-                    Ok(()) => {
-                        filled.copied += page.range.len();
-                        push(&mut filled.staged, Staged { span: *page, image_offset });
-                    }
-                    Err(failure) => {
-                        filled.shortfall.get_or_insert(failure);
-                    }
+impl Filled {
+    /// Notes why something is missing.
+    fn lacks(&mut self, why: Failure) {
+        self.shortfall.get_or_insert(why);
+    }
+
+    /// Allocates and copies huge pages of the source, from `image_offset` on.
+    fn add(
+        &mut self,
+        mapping: &mut FillMapping,
+        source: Source<'_>,
+        batch: &[Span],
+        mut image_offset: u64,
+        memory: ImageMemory<'_>,
+    ) {
+        let allocated = allocate(mapping, memory, image_offset, batch.len());
+        for (page, allocated) in batch.iter().zip(allocated) {
+            match allocated.and_then(|()| copy(mapping, source, page, image_offset, memory.pages)) {
+                Ok(()) => {
+                    self.copied += page.range.len();
+                    push(&mut self.staged, Staged { span: *page, image_offset });
                 }
-                image_offset += pages.pmd.bytes();
+                Err(failure) => self.lacks(failure),
             }
+            image_offset += page.range.len();
         }
     }
-    // A writable mapping would forbid the seal against writing.
-    drop(mapping);
-    seal(memfd)
-        .map_err(SysError::of("fcntl(F_ADD_SEALS)"))
-        .map_err(Failure::of(FailureKind::NoMemfd))?;
-    Ok(filled)
 }
 
 /// Seals a memfd that is mapped writable nowhere, so that nobody can change it any more. Some kernels count the
@@ -229,11 +246,11 @@ const BATCH: usize = 8;
 /// Allocates `count` huge pages from `image_offset` on, filled with zeros. Returns for each whether that succeeded.
 fn allocate(
     mapping: &FillMapping,
-    memory: Memory<'_>,
+    memory: ImageMemory<'_>,
     image_offset: u64,
     count: usize,
 ) -> Vec<Result<(), Failure>> {
-    let Memory { backing, pages, nodes } = memory;
+    let ImageMemory { backing, pages, nodes } = memory;
     let no_page = Failure::of(no_page_reason(backing));
     let huge = usize::try_from(pages.pmd.bytes()).unwrap_or(usize::MAX);
     let base = usize::try_from(pages.base.bytes()).unwrap_or(usize::MAX);

@@ -14,7 +14,7 @@ use tiexec_sys::SysError;
 use tiexec_sys::address_space::Memory;
 use tiexec_tracee::Failure;
 
-use crate::image::{self, Filled, Source};
+use crate::image::{self, Filled, ImageMemory, Source};
 use crate::store::Store;
 
 /// The text of some spans of one file, in huge pages.
@@ -105,20 +105,20 @@ impl Images {
     }
 
     /// Returns the image of `spans` of a file for the process with the memory `user`. Makes the image if it does
-    /// not exist; maps will show it by `name`.
+    /// not exist; maps will show it by the name of the file at `path`.
     ///
     /// # Errors
     /// No memory, no huge page, no descriptor. Nothing is left behind.
     pub(crate) fn get(
         &mut self,
         source: Source<'_>,
-        name: &str,
+        path: &str,
         spans: &[Span],
-        memory: image::Memory<'_>,
+        memory: ImageMemory<'_>,
         user: Option<&Memory>,
         deadline: Instant,
     ) -> Result<Arc<Image>, Failure> {
-        let image::Memory { backing, pages, nodes } = memory;
+        let ImageMemory { backing, pages, nodes } = memory;
         let meta = source.file.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
         let key = Key {
             device: meta.dev(),
@@ -135,7 +135,7 @@ impl Images {
         if let Some(made) = self.made.iter_mut().find(|made| made.key == key) {
             return Ok(made.give_to(user));
         }
-        let memfd = make_memfd(name, memory)?;
+        let memfd = make_memfd(path, memory)?;
         let filled = image::fill(&memfd, source, spans, memory, deadline)?;
         let image = Arc::new(Image { file: memfd, filled, spans: spans.to_vec() });
         self.bytes_copied += image.filled.copied;
@@ -146,9 +146,9 @@ impl Images {
     }
 }
 
-fn make_memfd(name: &str, memory: image::Memory<'_>) -> Result<File, Failure> {
-    let name = image::memfd_name(name);
-    let image::Memory { backing, pages, .. } = memory;
+fn make_memfd(path: &str, memory: ImageMemory<'_>) -> Result<File, Failure> {
+    let name = image::memfd_name(path);
+    let ImageMemory { backing, pages, .. } = memory;
     let flags = MemfdFlags::from_bits_retain(image::memfd_flags(backing, pages.pmd));
     let of_pool = backing == Backing::Hugetlb;
     let reason = if of_pool { FailureKind::HugetlbPool } else { FailureKind::NoMemfd };

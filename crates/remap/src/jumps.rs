@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags, openat};
 use tiexec_core::addr::Pages;
-use tiexec_core::tlb_sweep::Sweeps;
+use tiexec_core::tlb_sweep::{Measured, Sweeps};
 use tiexec_sys::SysError;
 use tiexec_sys::jump_timing;
 
@@ -22,16 +22,31 @@ const RECORD: &str = "jumps";
 /// The greatest length of a record, in bytes.
 const LONGEST: u64 = 16 << 10;
 
-/// Returns the recorded times. Measures and records them if there are none.
+/// The times of jumps, and the levels of the instruction TLB that they show.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Jumps {
+    /// The times.
+    pub times: Sweeps,
+    /// The levels.
+    pub levels: Measured,
+}
+
+impl Jumps {
+    fn new(times: Sweeps, pages: Pages) -> Self {
+        Self { levels: times.levels(pages.base), times }
+    }
+}
+
+/// Returns the recorded jumps. Measures and records them if there are none.
 ///
 /// # Errors
 /// As [`measured`].
-pub fn times(pages: Pages) -> Result<Sweeps, SysError> {
+pub fn of_machine(pages: Pages) -> Result<Jumps, SysError> {
     known(pages).map_or_else(|| measured(pages), Ok)
 }
 
-/// Returns the recorded times. Measures nothing.
-pub fn known(pages: Pages) -> Option<Sweeps> {
+/// Returns the recorded jumps. Measures nothing.
+pub fn known(pages: Pages) -> Option<Jumps> {
     recorded(&host_pages::directory()?, pages)
 }
 
@@ -39,21 +54,21 @@ pub fn known(pages: Pages) -> Option<Sweeps> {
 ///
 /// # Errors
 /// Those of [`jump_timing::measure`]; ENOMEM if the machine or the cgroup has too little memory to spare.
-pub fn measure(pages: Pages) -> Result<Sweeps, SysError> {
+pub fn measure(pages: Pages) -> Result<Jumps, SysError> {
     host_pages::check_room(jump_timing::memory(pages))?;
-    jump_timing::measure(pages)
+    Ok(Jumps::new(jump_timing::measure(pages)?, pages))
 }
 
 /// As [`measure`], and records what it measured.
 ///
 /// # Errors
 /// As [`measure`].
-pub fn measured(pages: Pages) -> Result<Sweeps, SysError> {
-    let times = measure(pages)?;
+pub fn measured(pages: Pages) -> Result<Jumps, SysError> {
+    let jumps = measure(pages)?;
     if let Some(directory) = host_pages::directory() {
-        let _measured_again_then = record(&directory, &times);
+        let _measured_again_then = record(&directory, &jumps.times);
     }
-    Ok(times)
+    Ok(jumps)
 }
 
 fn record(directory: &OwnedFd, times: &Sweeps) -> std::io::Result<()> {
@@ -62,15 +77,14 @@ fn record(directory: &OwnedFd, times: &Sweeps) -> std::io::Result<()> {
     Ok(new.put(RECORD)?)
 }
 
-fn recorded(directory: &OwnedFd, pages: Pages) -> Option<Sweeps> {
+fn recorded(directory: &OwnedFd, pages: Pages) -> Option<Jumps> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(directory, RECORD, flags, Mode::empty()).ok()?;
     let mut text = String::new();
     File::from(file).take(LONGEST).read_to_string(&mut text).ok()?;
-    let times: Sweeps = text.parse().ok()?;
-    // To look for the levels costs more than to look at the file.
-    let counts = is_younger(directory, RECORD.as_ref(), DAY) || times.levels(pages.base).is_clear();
-    counts.then_some(times)
+    let jumps = Jumps::new(text.parse().ok()?, pages);
+    let counts = jumps.levels.is_clear() || is_younger(directory, RECORD.as_ref(), DAY);
+    counts.then_some(jumps)
 }
 
 #[cfg(test)]
@@ -106,13 +120,13 @@ mod tests {
         let recorded = || recorded(&directory, PAGES);
         assert_eq!(recorded(), None);
         for is_clear in [false, true] {
-            let times = times(is_clear);
-            assert_eq!(times.levels(PAGES.base).is_clear(), is_clear);
-            record(&directory, &times).unwrap();
-            assert_eq!(recorded(), Some(times.clone()));
+            let jumps = Jumps::new(times(is_clear), PAGES);
+            assert_eq!(jumps.levels.is_clear(), is_clear);
+            record(&directory, &jumps.times).unwrap();
+            assert_eq!(recorded(), Some(jumps.clone()));
             let file = File::open(at.path().join(RECORD)).unwrap();
             file.set_modified(SystemTime::now() - DAY).unwrap();
-            assert_eq!(recorded(), is_clear.then_some(times));
+            assert_eq!(recorded(), is_clear.then_some(jumps));
         }
         std::fs::rename(at.path().join(RECORD), at.path().join("other")).unwrap();
         symlink("other", at.path().join(RECORD)).unwrap();

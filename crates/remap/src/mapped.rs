@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use tiexec_core::addr::{AddrRange, Pages, RemoteAddr};
 use tiexec_core::area::Area;
-use tiexec_core::coverage::{IMAGE_NAME_PREFIX, is_ours};
+use tiexec_core::coverage::{IMAGE_NAME_PREFIX, is_ours, moved_text};
 use tiexec_core::file_ranges::{Part, Parts};
 use tiexec_core::marks::Marks;
 use tiexec_core::proc::auxv;
@@ -178,13 +178,16 @@ impl<'a> Layouts<'a> {
         Some((file, parts))
     }
 
-    /// Returns VMAs for the text that belongs where TiExec's text is. The headers of the files say which text belongs
-    /// there. Text whose place is in doubt is left out.
+    /// As the function [`originals`].
     fn originals(&mut self, entries: &[Area]) -> Vec<Vma> {
         let mut found: Vec<Vma> = Vec::new();
         for (index, entry) in entries.iter().enumerate() {
             let vma = &entry.vma;
             if found.iter().any(|text| text.range.overlaps(vma.range)) {
+                continue;
+            }
+            if let Some(file) = moved_text(entries, index) {
+                found.push(Vma { range: vma.range, ..file.clone() });
                 continue;
             }
             let mut places: Vec<(Rc<Mapped>, Parts)> = Vec::new();
@@ -293,8 +296,8 @@ pub(crate) fn is_marked_widened(process: &ProcDir, area: &Area) -> bool {
     same.is_some_and(|same| same.has_flag(ADVISED))
 }
 
-/// Returns VMAs for the text that belongs where TiExec's text is. The headers of the files say which text belongs
-/// there. Text whose place is in doubt is left out.
+/// Returns VMAs for the text that belongs where TiExec's text is, and for the text that the program [has moved](moved_text). The
+/// headers of the files say which text belongs in TiExec's place. Text whose place is in doubt is left out.
 pub fn originals(process: &ProcDir, workers: &Workers, entries: &[Area], pages: Pages) -> Vec<Vma> {
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
     Layouts::new(process, workers, &vmas, pages).originals(entries)

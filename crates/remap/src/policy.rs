@@ -6,6 +6,9 @@ use tiexec_core::addr::Pages;
 use tiexec_core::config::EdgePolicy;
 use tiexec_core::numa::Numa;
 use tiexec_core::select::Select;
+use tiexec_core::skip::FailureKind;
+use tiexec_sys::thp;
+use tiexec_tracee::Failure;
 
 use crate::sources::Sources;
 
@@ -28,4 +31,17 @@ pub struct Policy {
     pub deadline: Duration,
     /// Plan only.
     pub dry_run: bool,
+}
+
+/// Returns the machine's page sizes.
+///
+/// # Errors
+/// `thp_unsupported`.
+pub fn pages() -> Result<Pages, Failure> {
+    thp::pages().ok_or_else(unsupported)
+}
+
+/// Says that no text can be huge here.
+pub fn unsupported() -> Failure {
+    Failure::new(FailureKind::ThpUnsupported, "the kernel has no transparent huge pages")
 }

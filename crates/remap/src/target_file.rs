@@ -62,9 +62,7 @@ impl TargetFile {
     /// Returns the facts that the kernel reports; zeros if it reports none.
     pub(crate) fn facts(&self) -> FileFacts {
         match self {
-            Self::Here(file) => {
-                FileFacts::of(file).unwrap_or(FileFacts { device: 0, inode: 0, len: 0, links: 0 })
-            }
+            Self::Here(file) => FileFacts::of(file).unwrap_or_default(),
             Self::Apart(opened) => opened.facts,
         }
     }

@@ -7,11 +7,12 @@ use std::ops::Range;
 
 use tiexec_core::addr::Pages;
 use tiexec_core::coverage::Rest;
-use tiexec_core::skip::{FailureKind, Reason, SkipReason};
+use tiexec_core::skip::{Reason, SkipReason};
 use tiexec_tracee::Failure;
 
 use crate::evict::{Asker, Evictor, not_owner};
 use crate::pagecache::{ChunkState, bring, huge_pages, state, total};
+use crate::policy;
 
 /// How much of a file's text is in huge folios that a mapping of the text can map by PMD entries.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -94,9 +95,7 @@ pub fn warm(
 /// # Errors
 /// As [`warm`]; `foreign_image` if the file is not a program; `thp_unsupported`.
 pub fn warm_program(file: &File) -> Result<u64, Failure> {
-    let pages = tiexec_sys::thp::pages().ok_or_else(|| {
-        Failure::new(FailureKind::ThpUnsupported, "the kernel has no transparent huge pages")
-    })?;
+    let pages = policy::pages()?;
     let (_, facts) = crate::elf_file::elf_facts(file)?;
     let warmed = warm(file, &facts.text_parts(pages.base), pages, |_| {})?;
     match warmed.obstacle {
@@ -173,6 +172,8 @@ fn weigh(
 #[cfg(test)]
 mod tests {
     use tiexec_core::addr::PageSize;
+
+    use tiexec_core::skip::FailureKind;
 
     use super::*;
 

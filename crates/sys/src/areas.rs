@@ -262,12 +262,7 @@ mod tests {
         let reserved = Reservation::new(len, pages.pmd).expect("address space");
         let at = reserved.start().as_ptr();
         let all = ProtFlags::READ | ProtFlags::WRITE | ProtFlags::EXEC;
-        // SAFETY: the `len` bytes lie in the reservation made above, which no other code knows of.
-        unsafe {
-            let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-            rustix::mm::mmap_anonymous(at.cast(), len, all, flags)
-        }
-        .expect("memory");
+        reserved.map("mmap", [0, len], all, MapFlags::PRIVATE, None).expect("memory");
         reserved.advise("madvise", 0, len / 2, libc::MADV_HUGEPAGE).expect("a kernel with THP");
         reserved.advise("madvise", len / 2, len / 2, libc::MADV_NOHUGEPAGE).expect("the same");
         // SAFETY: the writable mapping was made above, belongs to this test alone, and has no reference into it.

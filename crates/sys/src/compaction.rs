@@ -29,16 +29,8 @@ pub fn free_huge_pages(pages: Pages) -> Option<u64> {
 pub fn free_one(pmd: PageSize) -> Result<(), SysError> {
     let len = usize::try_from(pmd.bytes()).unwrap_or(usize::MAX);
     let reserved = Reservation::new(len, pmd)?;
-    // SAFETY: the `len` bytes lie in the reservation made above, which no other code knows of.
-    unsafe {
-        rustix::mm::mmap_anonymous(
-            reserved.start().as_ptr().cast(),
-            len,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::FIXED,
-        )
-    }
-    .map_err(SysError::of("mmap"))?;
+    let writable = ProtFlags::READ | ProtFlags::WRITE;
+    reserved.map("mmap", [0, len], writable, MapFlags::PRIVATE, None)?;
     reserved.advise("madvise(MADV_HUGEPAGE)", 0, len, libc::MADV_HUGEPAGE)?;
     // SAFETY: the first byte of the mapping just made, which is writable and belongs to this function alone.
     unsafe { reserved.start().as_ptr().write_volatile(0) };

@@ -75,16 +75,8 @@ pub fn takes_breakpoints(size: PageSize) -> Result<bool, SysError> {
     let takes = |size: PageSize, flags: MapFlags| -> Result<bool, SysError> {
         let len = usize::try_from(size.bytes()).unwrap_or(usize::MAX);
         let reserved = Reservation::new(len, size)?;
-        // SAFETY: the `len` bytes lie in the reservation made above, which no other code knows of.
-        unsafe {
-            rustix::mm::mmap_anonymous(
-                reserved.start().as_ptr().cast(),
-                len,
-                ProtFlags::READ | ProtFlags::EXEC,
-                MapFlags::PRIVATE | MapFlags::FIXED | flags,
-            )
-        }
-        .map_err(SysError::of("mmap(PROT_EXEC)"))?;
+        let text = ProtFlags::READ | ProtFlags::EXEC;
+        reserved.map("mmap(PROT_EXEC)", [0, len], text, MapFlags::PRIVATE | flags, None)?;
         Ok(memory.write_at(&[0], reserved.start().as_ptr().addr() as u64).is_ok())
     };
     let base = crate::thp::base_page().unwrap_or(size);

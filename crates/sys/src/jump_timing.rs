@@ -98,13 +98,14 @@ impl Texts {
 
     fn sweep(&self) -> Vec<Point> {
         let all = [Some(&self.near), Some(&self.base), Some(&self.huge), self.far.as_ref()];
+        let warm_ups = PLACES.iter().map(|&places| without_pattern(places as usize));
+        let warm_ups: Vec<Vec<usize>> = warm_ups.collect();
         let mut order = without_order();
         let mut best = [[f64::INFINITY; 4]; PLACES.len()];
         for _ in 0..ROUNDS {
-            for (best, places) in best.iter_mut().zip(PLACES) {
+            for (best, warm_up) in best.iter_mut().zip(&warm_ups) {
                 for (best, jumps) in best.iter_mut().zip(all) {
-                    let time = jumps
-                        .map_or(f64::INFINITY, |jumps| jumps.time(places as usize, &mut order));
+                    let time = jumps.map_or(f64::INFINITY, |jumps| jumps.time(warm_up, &mut order));
                     *best = best.min(time);
                 }
             }
@@ -164,13 +165,13 @@ impl Jumps {
         Self { text, places }
     }
 
-    /// Returns the nanoseconds of one jump among the first `count` places, in an order that no branch predictor has learnt; infinity if
-    /// there are fewer places.
-    pub(crate) fn time(&self, count: usize, order: &mut impl Iterator<Item = usize>) -> f64 {
+    /// Returns the nanoseconds of one jump among the first places, in an order that no branch predictor has learnt; infinity if there are
+    /// too few places. `warm_up` has the number of each of these places once.
+    pub(crate) fn time(&self, warm_up: &[usize], order: &mut impl Iterator<Item = usize>) -> f64 {
+        let count = warm_up.len();
         let Some(places) = self.places.get(..count) else { return f64::INFINITY };
         let end = self.text.start().addr().get() + RETURN_AT;
-        let every = without_pattern(count).into_iter().map(|place| places[place]);
-        let every: Vec<usize> = every.chain([end]).collect();
+        let every: Vec<usize> = warm_up.iter().map(|&place| places[place]).chain([end]).collect();
         let targets = order.take(JUMPS).map(|number| places[number % count]);
         let sequence: Vec<usize> = targets.chain([end]).collect();
         // SAFETY: the text begins with a place. It reads an address from the memory that its argument points to, goes on to the

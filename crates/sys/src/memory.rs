@@ -1,7 +1,6 @@
 //! A memfd, or a file of a tmpfs, mapped here to be filled, aligned to huge pages.
 
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
@@ -36,18 +35,9 @@ impl FillMapping {
         align: PageSize,
     ) -> Result<Self, SysError> {
         let reserved = Reservation::new(len, align)?;
-        // SAFETY: the `len` bytes lie in the reservation made above, which no other code knows of.
-        unsafe {
-            rustix::mm::mmap(
-                reserved.start().as_ptr().cast(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::FIXED,
-                file.as_fd(),
-                file_offset,
-            )
-        }
-        .map_err(SysError::of("mmap(MAP_SHARED)"))?;
+        let writable = ProtFlags::READ | ProtFlags::WRITE;
+        let of_file = Some((file, file_offset));
+        reserved.map("mmap(MAP_SHARED)", [0, len], writable, MapFlags::SHARED, of_file)?;
         Ok(Self(reserved))
     }
 

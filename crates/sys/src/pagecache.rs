@@ -12,7 +12,7 @@
 
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use rustix::mm::{MapFlags, ProtFlags};
@@ -65,27 +65,12 @@ impl FileMapping {
             return Err(SysError { call: CALL, errno: Errno::OPNOTSUPP });
         }
         let reserved = Reservation::new(len, pmd)?;
-        let map = |protection| {
-            // SAFETY: the `len` bytes lie in the reservation made above, which no other code knows
-            // of.
-            unsafe {
-                rustix::mm::mmap(
-                    reserved.start().as_ptr().cast(),
-                    len,
-                    protection,
-                    MapFlags::PRIVATE | MapFlags::FIXED,
-                    file.as_fd(),
-                    file_range.start,
-                )
-            }
-        };
-        let mapped = map(ProtFlags::READ | ProtFlags::EXEC);
-        mapped
-            .or_else(|errno| match errno.into() {
-                Errno::PERM | Errno::ACCES => map(ProtFlags::READ),
-                _ => Err(errno),
-            })
-            .map_err(SysError::of(CALL))?;
+        let of_file = Some((file, file_range.start));
+        let map = |protection| reserved.map(CALL, [0, len], protection, MapFlags::PRIVATE, of_file);
+        map(ProtFlags::READ | ProtFlags::EXEC).or_else(|error| match error.errno {
+            Errno::PERM | Errno::ACCES => map(ProtFlags::READ),
+            _ => Err(error),
+        })?;
         Ok(Self { reserved, file_range })
     }
 

@@ -193,13 +193,9 @@ mod tests {
         let len = usize::try_from(2 * PIECE).expect("an address");
         let reserved = Reservation::new(len, pages.pmd).expect("address space");
         let at = reserved.start();
-        // SAFETY: the `len` bytes lie in the reservation made above, which no other code knows of.
-        unsafe {
-            let both = ProtFlags::READ | ProtFlags::WRITE;
-            let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-            rustix::mm::mmap_anonymous(at.as_ptr().cast(), len, both, flags)
-        }
-        .expect("memory");
+        let (both, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::NORESERVE);
+        reserved.map("mmap", [0, len], both, flags, None).expect("memory");
         reserved.advise("madvise", 0, len, libc::MADV_NOHUGEPAGE).expect("a kernel with THP");
         let base = usize::try_from(pages.base.bytes()).expect("a page fits");
         // Touch every other page, so that each is a region of its own.

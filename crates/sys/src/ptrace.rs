@@ -145,15 +145,23 @@ const PTRACE_GET_RSEQ_CONFIGURATION: c_int = 0x420f;
 /// ESRCH.
 pub fn rseq(pid: Pid) -> Result<Option<Rseq>, SysError> {
     // struct ptrace_rseq_configuration: pointer, then size, signature, flags and padding.
-    let mut words = [0u64; 3];
     let call = "ptrace(PTRACE_GET_RSEQ_CONFIGURATION)";
+    let known = configuration::<3>(call, PTRACE_GET_RSEQ_CONFIGURATION, pid)?;
+    let area = known.map(|words| words[0]).or((!has_rseq()).then_some(0));
+    Ok(area.map(|area| Rseq { area }))
+}
+
+/// Reads a configuration of a thread, a structure of `N` words; `None` if the kernel cannot report it.
+fn configuration<const N: usize>(
+    call: &'static str,
+    kind: c_int,
+    pid: Pid,
+) -> Result<Option<[u64; N]>, SysError> {
+    let mut words = [0u64; N];
     let size = std::ptr::without_provenance_mut(size_of_val(&words));
-    let data = (&raw mut words).cast();
-    match request(call, PTRACE_GET_RSEQ_CONFIGURATION, pid, size, data) {
-        Ok(_) => Ok(Some(Rseq { area: words[0] })),
-        Err(error) if matches!(error.errno.0, libc::EINVAL | libc::EIO) => {
-            Ok(if has_rseq() { None } else { Some(Rseq { area: 0 }) })
-        }
+    match request(call, kind, pid, size, (&raw mut words).cast()) {
+        Ok(_) => Ok(Some(words)),
+        Err(error) if matches!(error.errno.0, libc::EINVAL | libc::EIO) => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -175,15 +183,9 @@ const PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG: c_int = 0x4211;
 /// ESRCH.
 pub fn syscalls_are_dispatched(pid: Pid) -> Result<bool, SysError> {
     // struct ptrace_sud_config: mode, selector, offset, length.
-    let mut words = [0u64; 4];
     let call = "ptrace(PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG)";
-    let size = std::ptr::without_provenance_mut(size_of_val(&words));
-    let data = (&raw mut words).cast();
-    match request(call, PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, pid, size, data) {
-        Ok(_) => Ok(words[0] != 0),
-        Err(error) if matches!(error.errno.0, libc::EINVAL | libc::EIO) => Ok(false),
-        Err(error) => Err(error),
-    }
+    let known = configuration::<4>(call, PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG, pid)?;
+    Ok(known.is_some_and(|words| words[0] != 0))
 }
 
 const PTRACE_SECCOMP_GET_FILTER: c_int = 0x420c;

@@ -1,5 +1,7 @@
 //! Address space of this process, reserved without memory.
 
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use rustix::mm::{MapFlags, ProtFlags};
@@ -72,6 +74,31 @@ impl Reservation {
         }
         // SAFETY: `at` is inside the reservation, as just checked.
         Ok(unsafe { self.start.add(at) })
+    }
+
+    /// `mmap(MAP_FIXED)` — maps `len` bytes from byte `at` on: those of a file from an offset on, or anonymous memory.
+    ///
+    /// # Errors
+    /// As mmap(2), and as [`part`](Self::part).
+    pub(crate) fn map(
+        &self,
+        call: &'static str,
+        [at, len]: [usize; 2],
+        protection: ProtFlags,
+        flags: MapFlags,
+        file: Option<(&File, u64)>,
+    ) -> Result<(), SysError> {
+        let start = self.part(call, at, len)?.as_ptr().cast();
+        let flags = flags | MapFlags::FIXED;
+        let mapped = match file {
+            // SAFETY: the range lies in our own reservation, of which no reference is alive.
+            Some((file, offset)) => unsafe {
+                rustix::mm::mmap(start, len, protection, flags, file.as_fd(), offset)
+            },
+            // SAFETY: as above.
+            None => unsafe { rustix::mm::mmap_anonymous(start, len, protection, flags) },
+        };
+        mapped.map(drop).map_err(SysError::of(call))
     }
 
     /// `mincore` — returns, for each page of `len` bytes from byte `at`, whether it is in memory.

@@ -152,12 +152,12 @@ pub fn measure(pages: Pages) -> Result<Timings, SysError> {
         Chain::time,
     )?;
     drop((near, far));
-    let mut order = without_order();
+    let (warm_up, mut order) = (without_pattern(PLACES), without_order());
     let jumps = |apart, kind| Jumps::new(PLACES, apart, pages, kind);
     let far = APART * base;
     let jumps = times(
         || Ok([jumps(LINE, Kind::Base)?, jumps(far, Kind::Base)?, jumps(far, Kind::Huge)?]),
-        |jumps: &Jumps| jumps.time(PLACES, &mut order),
+        |jumps: &Jumps| jumps.time(&warm_up, &mut order),
     )?;
     Ok(Timings { loads, jumps })
 }

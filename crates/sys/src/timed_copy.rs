@@ -1,7 +1,6 @@
 //! Bytes in memory on base pages, or on huge pages, to measure the time of their use.
 
 use std::fs::File;
-use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
 use rustix::fs::{MemfdFlags, memfd_create};
@@ -67,12 +66,9 @@ impl TimedCopy {
     ) -> Result<Self, SysError> {
         let all = len.checked_mul(times).ok_or(OVERFLOW)?;
         let reserved = Reservation::new(all, pages.pmd)?;
-        let flags = MapFlags::PRIVATE | MapFlags::FIXED;
         for at in (0..all).step_by(len) {
-            let start = reserved.part("measure", at, len)?.as_ptr();
-            // SAFETY: the `len` bytes at `start` lie in the reservation just made, which no other code knows of.
-            unsafe { rustix::mm::mmap(start.cast(), len, protection, flags, file.as_fd(), 0) }
-                .map_err(SysError::of("mmap(MAP_PRIVATE)"))?;
+            let (flags, of_file) = (MapFlags::PRIVATE, Some((file, 0)));
+            reserved.map("mmap(MAP_PRIVATE)", [at, len], protection, flags, of_file)?;
         }
         let start = reserved.start().as_ptr();
         // SAFETY: populating our own fresh mapping changes nothing that a reference could see.
@@ -136,6 +132,8 @@ pub(crate) fn zeroes(len: usize) -> Result<Vec<u8>, SysError> {
 }
 
 /// Returns the numbers below `count` in an order without pattern, the same every time. The first is 0.
+// The compiler would make a copy for each number of places.
+#[inline(never)]
 pub(crate) fn without_pattern(count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     let mut state = SEED;

@@ -112,6 +112,15 @@ pub fn json(done: &Done) -> Value {
     serde_json::from_slice(&done.stdout).unwrap_or_else(|e| panic!("{e}: {done}"))
 }
 
+/// The export of the canaries of a machine that found this ratio for a build.
+pub fn verdict_export(build: &str, machine: &str, estimate: f64) -> Value {
+    serde_json::json!({"schema": 2, "kind": "canary_verdicts", "verdicts": [{
+        "build_id": build, "text": "cd", "cpu": "c", "kernel": "k", "backing": "image", "edges": "conservative",
+        "verdict": "undecided", "keep_above": 1.005, "estimate": estimate, "low": null, "high": null,
+        "standard_error": 0.01, "pairs": 20, "hosts": 1, "exe": "/bin/x", "machine": machine, "when": 1
+    }]})
+}
+
 /// A private copy of the program in small folios of the page cache, so that no part is huge before the test.
 pub fn small(name: &str, kind: Kind) -> Fresh {
     Fresh::small(&program(name, kind))

@@ -178,45 +178,65 @@ pub struct Judgement {
 impl Evidence {
     /// Judges the evidence.
     pub fn judge(&self) -> Judgement {
-        // The processor's count is better than the model, but the count excludes hits of the second level.
-        let lost = |time: &MissTime, factor: f64| {
-            let of = |misses: &Misses| {
-                let Misses { first, walks } = *misses;
-                time.share_lost(&Misses { first: first * factor, walks: walks * factor })
-            };
-            (self.walk_share.unwrap_or(0.0).max(of(&self.now)), of(&self.then))
-        };
-        let (lost_now, lost_then) = lost(&self.time, 1.0);
-        let saving = lost_now - lost_then;
+        let lost = self.lost(&self.time, 1.0);
+        let saving = lost.0 - lost.1;
+        let saving_range = self.saving_range(saving);
         let saved = self.time.share_lost(&self.before) - self.time.share_lost(&self.now);
+        let verdict = match saving_range {
+            [least, _] if saving >= WORTH_IT && least >= NOT_WORTH_IT => Verdict::WorthIt,
+            [_, most] if saving < NOT_WORTH_IT && most < WORTH_IT => {
+                if saved >= NOT_WORTH_IT {
+                    Verdict::Done
+                } else {
+                    Verdict::NotWorthIt
+                }
+            }
+            _ => Verdict::Maybe,
+        };
+        let reasons = self.reasons(verdict, lost);
+        let verdict = if self.has_few_samples() { Verdict::Maybe } else { verdict };
+        Judgement { verdict, saving, saving_range, saved, reasons }
+    }
+
+    /// Returns the shares of the time that are lost to misses now and on huge pages. `factor` changes the modelled misses.
+    fn lost(&self, time: &MissTime, factor: f64) -> (f64, f64) {
+        let of = |misses: &Misses| {
+            let Misses { first, walks } = *misses;
+            time.share_lost(&Misses { first: first * factor, walks: walks * factor })
+        };
+        // The processor's count is better than the model, but the count excludes hits of the second level.
+        (self.walk_share.unwrap_or(0.0).max(of(&self.now)), of(&self.then))
+    }
+
+    /// Returns the least and the greatest saving.
+    fn saving_range(&self, saving: f64) -> [f64; 2] {
         let factors = if self.walk_share.is_some() { [1.0; 2] } else { MODEL_FACTORS };
         let ends = self.time.walk_range_ns.into_iter().flat_map(|walk_ns| {
             factors.map(|factor| {
-                let (now, then) = lost(&self.time.of_walk(walk_ns), factor);
+                let (now, then) = self.lost(&self.time.of_walk(walk_ns), factor);
                 now - then
             })
         });
-        let saving_range =
+        let [least, most] =
             ends.fold([saving, saving], |[least, most], end| [least.min(end), most.max(end)]);
         let more = (self.reachable - self.huge_now).max(0.0);
-        let saving_range =
-            [saving_range[0] - more * self.time.lost_by_split(&self.now), saving_range[1]];
+        [least - more * self.time.lost_by_split(&self.now), most]
+    }
+
+    fn has_few_samples(&self) -> bool {
+        self.possible && self.samples < ENOUGH_SAMPLES
+    }
+
+    fn reasons(&self, verdict: Verdict, (lost_now, lost_then): (f64, f64)) -> Vec<String> {
         let percent = |share: f64| format!("{:.1} %", share * 100.0);
+        let [least, most] = self.time.walk_range_ns;
         let mut reasons = Vec::new();
-        let mut verdict = match saving {
-            saving if saving >= WORTH_IT && saving_range[0] >= NOT_WORTH_IT => Verdict::WorthIt,
-            saving if saving < NOT_WORTH_IT && saving_range[1] < WORTH_IT => Verdict::NotWorthIt,
-            _ => Verdict::Maybe,
-        };
-        if verdict == Verdict::NotWorthIt && saved >= NOT_WORTH_IT {
-            verdict = Verdict::Done;
-        }
         if self.time.split {
             reasons.push(
                 "the host of this machine splits huge pages: they make misses of the TLB shorter, and not fewer"
                     .to_owned(),
             );
-        } else if self.time.measured && self.time.walk_range_ns[1] < 1.0 {
+        } else if self.time.measured && most < 1.0 {
             reasons.push(
                 "on this machine a jump over much text is no faster on huge pages".to_owned(),
             );
@@ -258,7 +278,6 @@ impl Evidence {
                 percent(self.reachable)
             ));
         }
-        let [least, most] = self.time.walk_range_ns;
         if verdict == Verdict::Maybe
             && (least * 2.0 < self.time.walk_ns || self.time.walk_ns * 2.0 < most)
         {
@@ -269,14 +288,13 @@ impl Evidence {
         }
         if !self.possible {
             reasons.push("no other text of it could lie on huge pages".to_owned());
-        } else if self.samples < ENOUGH_SAMPLES {
-            verdict = Verdict::Maybe;
+        } else if self.has_few_samples() {
             reasons.push(format!(
                 "{} samples are few: sample for longer, or while it is busy",
                 self.samples
             ));
         }
-        Judgement { verdict, saving, saving_range, saved, reasons }
+        reasons
     }
 }
 

@@ -99,7 +99,25 @@ pub(super) fn html(data: &Data<'_>, bench: &Bench) -> String {
     }
     let title = format!("{}, and memory", title(bench));
     section(&mut html, &title, false, explained.trim(), &content);
-    let mut content = plots::ratios(bench).to_html();
+    let content = plots::ratios(bench).to_html() + &table_of_ratios(data, bench);
+    let explained = format!(
+        "TiExec's figure over the plain one, with its interval of {}. A difference is claimed only where the interval \
+         does not reach 1.",
+        data.number("/bench/confidence", |share| format!("{:.0} %", share * 100.0))
+    );
+    section(&mut html, "Ratios", true, &explained, &content);
+    if let Some(metric) = subject(bench) {
+        let explained = format!(
+            "{} in each round. A thin line joins the two runs of a round.",
+            escape(&metric.name)
+        );
+        section(&mut html, "Rounds", true, &explained, &plots::rounds(metric).to_html());
+    }
+    html
+}
+
+fn table_of_ratios(data: &Data<'_>, bench: &Bench) -> String {
+    let mut content = String::new();
     let rows = ordered(bench).into_iter().map(|(index, metric)| {
         let at = |key: &str| format!("/bench/metrics/{index}/{key}");
         let value = |key: &str| data.number(&at(key), |value| figure(value, &metric.unit));
@@ -120,18 +138,5 @@ pub(super) fn html(data: &Data<'_>, bench: &Bench) -> String {
         ]
     });
     table(&mut content, &["median", "plain", "tiexec", "ratio", "interval"], rows);
-    let explained = format!(
-        "TiExec's figure over the plain one, with its interval of {}. A difference is claimed only where the interval \
-         does not reach 1.",
-        data.number("/bench/confidence", |share| format!("{:.0} %", share * 100.0))
-    );
-    section(&mut html, "Ratios", true, &explained, &content);
-    if let Some(metric) = subject(bench) {
-        let explained = format!(
-            "{} in each round. A thin line joins the two runs of a round.",
-            escape(&metric.name)
-        );
-        section(&mut html, "Rounds", true, &explained, &plots::rounds(metric).to_html());
-    }
-    html
+    content
 }

@@ -106,6 +106,12 @@ pub(super) fn html(data: &Data<'_>, scan: &Scan) -> String {
         );
     }
     section(&mut html, "Processor time saved", false, explained, &content);
+    let explained = "CPU and what it saves are shares of one processor, in user mode. Memory is what the way would take.";
+    section(&mut html, "Programs", true, explained, &table_of_programs(data, scan));
+    html
+}
+
+fn table_of_programs(data: &Data<'_>, scan: &Scan) -> String {
     let mut content = String::new();
     let rows = scan.programs.iter().enumerate().map(|(index, program)| {
         let at = |key: &str| format!("/scan/programs/{index}/{key}");
@@ -150,9 +156,7 @@ pub(super) fn html(data: &Data<'_>, scan: &Scan) -> String {
         "way",
     ];
     table(&mut content, &heads, rows);
-    let explained = "CPU and what it saves are shares of one processor, in user mode. Memory is what the way would take.";
-    section(&mut html, "Programs", true, explained, &content);
-    html
+    content
 }
 
 fn kind_in_words((backing, bytes): (&String, &u64)) -> String {

@@ -3,14 +3,12 @@
 use tiexec_core::report::{OfFamily, Report};
 use tiexec_engine::locked_target::LOOKING;
 use tiexec_remap::{verify, workers};
-use tiexec_sys::{Errno, Pid, SysError, thp};
+use tiexec_sys::{Errno, Pid, SysError};
 
 use super::families::{Figures, Printer, Seen, UNDO, WHO};
 use super::targets::{self, targets, together};
-use super::{failed_of, has_text_of, thread_with_text, told};
-use crate::exit;
+use super::{failed_of, has_text_of, pages, thread_with_text, told};
 use crate::options::Targets;
-use crate::stdio::warn;
 
 /// Inspects the processes. If there are several, prints those that look the same and have the same copies as one, unless
 /// the user wants `each`, and prints the sums.
@@ -59,9 +57,5 @@ fn report_of(pid: i32, named: bool) -> Result<Report, u8> {
     let (number, process) = found.map_err(refuse)?;
     process.status().map_err(refuse)?;
     has_text_of("inspect", pid, named)?;
-    let pages = thp::pages().ok_or_else(|| {
-        warn("cannot inspect: the kernel has no transparent huge pages");
-        exit::FAILED
-    })?;
-    verify::inspect(number, &process, pages).map_err(refuse)
+    verify::inspect(number, &process, pages("inspect")?).map_err(refuse)
 }

@@ -35,22 +35,22 @@ use std::path::Path;
 use clap::Parser;
 use rustix::io::Errno as RawErrno;
 use tiexec_advise::origin::Origin;
+use tiexec_core::addr::Pages;
 use tiexec_core::escape::{self, AsShown};
 use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_engine::locked_target::LOOKING;
 use tiexec_engine::output::{Output, Refusal, write_styled_to_the_end};
-use tiexec_remap::workers;
+use tiexec_remap::{Failure, policy, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, Pid, SysError, process, procfs};
 use tiexec_tracee::absence::Absence;
 use tiexec_tracee::threads;
 
 use self::permission::Rights;
-use crate::colour;
 use crate::exit;
 use crate::fold::{folded, width};
 use crate::options::{Ctl, CtlCommand};
-use crate::stdio::{say_unwritten, warn, wipe_line};
+use crate::stdio::{say_unwritten, wants_colours, warn, wipe_line};
 
 /// Runs `tiexecctl`; returns its exit status.
 pub fn run() -> u8 {
@@ -212,6 +212,21 @@ fn failed_status(errno: Errno) -> u8 {
     }
 }
 
+/// Reports the failure with its fix. Returns the exit status for it.
+fn cannot(doing: &str, failure: &Failure) -> u8 {
+    let fix = failure.reason.fix().map_or(String::new(), |fix| format!("; fix: {fix}"));
+    warn(format_args!("cannot {doing}: {failure}{fix}"));
+    exit::FAILED
+}
+
+/// Returns the machine's page sizes.
+///
+/// # Errors
+/// The exit status. The message is on stderr already.
+fn pages(doing: &str) -> Result<Pages, u8> {
+    policy::pages().map_err(|failure| cannot(doing, &failure))
+}
+
 /// Checks that the output can be written, before work that may take a while. The file is not changed.
 ///
 /// # Errors
@@ -246,7 +261,7 @@ fn print(text: &str) -> u8 {
 fn print_styled(text: &str, style: impl Fn(&str) -> Cow<'_, str>) -> u8 {
     let stdout = std::io::stdout();
     let text = folded(text, width(&stdout));
-    let is_styled = stdout.is_terminal() && colour::is_wanted();
+    let is_styled = stdout.is_terminal() && wants_colours();
     wipe_line(&stdout);
     let written =
         write_styled_to_the_end(&text, |line| if is_styled { style(line) } else { line.into() });

@@ -3,7 +3,7 @@
 use object::elf::{self, ProgramHeader64};
 use object::endian::LittleEndian;
 
-use super::kind::is;
+use super::is;
 use super::notes::Notes;
 use super::segments::Segments;
 use super::tail::Tail;

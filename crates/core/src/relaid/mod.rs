@@ -32,7 +32,6 @@
 
 mod headers;
 mod kept;
-mod kind;
 mod notes;
 mod own_offsets;
 mod place;
@@ -41,7 +40,7 @@ mod tail;
 
 use std::ops::Range;
 
-use object::elf::{FileHeader64, ProgramHeader64};
+use object::elf::{FileHeader64, ProgramHeader64, ProgramType};
 use object::endian::LittleEndian;
 use object::pod;
 use object::read::ReadRef;
@@ -117,6 +116,11 @@ pub struct Layout {
     /// Image offsets of huge pages that hold text and nothing that may be written to, joined where they
     /// adjoin; ascending.
     huge: Vec<Range<u64>>,
+}
+
+/// Returns whether a program header is of this kind (`p_type`, elf(5)).
+fn is(header: &ProgramHeader64<LittleEndian>, kind: ProgramType) -> bool {
+    header.p_type.get(LittleEndian) == kind
 }
 
 impl Layout {

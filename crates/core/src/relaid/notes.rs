@@ -7,8 +7,7 @@ use object::elf::{self, ProgramHeader64, SectionHeader64};
 use object::endian::LittleEndian;
 use object::read::ReadRef;
 
-use super::kind::is;
-use super::{LayoutError, VERSION, Written};
+use super::{LayoutError, VERSION, Written, is};
 use crate::notes::{NoteLimit, build_ids};
 
 /// A range of notes with a build ID in it, in its new place.

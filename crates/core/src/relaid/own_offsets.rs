@@ -11,7 +11,7 @@ use object::endian::LittleEndian;
 use object::read::ReadRef;
 
 use super::kept;
-use super::kind::is;
+use super::is;
 use super::segments::{self, Segments, To};
 use super::{Copied, Layout};
 use crate::addr::Pages;

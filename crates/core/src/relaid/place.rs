@@ -5,7 +5,7 @@ use object::endian::LittleEndian;
 use object::pod;
 use object::read::ReadRef;
 
-use super::kind::is;
+use super::is;
 use crate::elf::ElfHeader;
 
 /// The longest dynamic section that is read, in bytes: more than a linker writes.

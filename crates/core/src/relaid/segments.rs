@@ -5,8 +5,7 @@ use std::ops::Range;
 use object::elf::{self, ProgramHeader64};
 use object::endian::LittleEndian;
 
-use super::kind::is;
-use super::{Copied, LayoutError};
+use super::{Copied, LayoutError, is};
 use crate::addr::{AddrRange, Pages, RemoteAddr};
 
 /// How far the segments may reach, in bytes. Beyond this limit are files whose segments are far apart
@@ -20,14 +19,59 @@ struct Load {
     file_offset: u64,
     file_size: u64,
     mem_size: u64,
+    /// True if it is executable, and the program cannot write to it.
+    is_text: bool,
+    /// True if some of its memory may be written to.
+    is_closed: bool,
 }
 
-/// A segment that no huge page of text may hold a part of: one that may be written to, or that lies at another distance
-/// from its vaddrs than text.
-struct Closed {
-    vaddrs: Range<u64>,
-    /// Its offsets in the file.
-    file: Range<u64>,
+impl Load {
+    /// Reads a segment of a file of `file_len` bytes.
+    fn new(
+        header: &ProgramHeader64<LittleEndian>,
+        file_len: u64,
+        base: u64,
+    ) -> Result<Self, LayoutError> {
+        let flags = header.p_flags.get(LittleEndian);
+        let vaddr = header.p_vaddr.get(LittleEndian);
+        let file_offset = header.p_offset.get(LittleEndian);
+        let file_size = header.p_filesz.get(LittleEndian);
+        let mem_size = header.p_memsz.get(LittleEndian);
+        let is_writable = flags.contains(elf::PF_W);
+        let end = vaddr.checked_add(mem_size.max(file_size));
+        if end.is_none_or(|end| end.checked_next_multiple_of(base).is_none())
+            || file_size > mem_size
+        {
+            return Err(LayoutError::Malformed("a segment wraps around"));
+        }
+        if file_offset.checked_add(file_size).is_none_or(|end| end > file_len) {
+            return Err(LayoutError::Malformed("a segment past the end of the file"));
+        }
+        if file_size > 0 && vaddr % base != file_offset % base {
+            return Err(LayoutError::Malformed("a segment that no page can map"));
+        }
+        let is_text = flags.contains(elf::PF_X) && !is_writable;
+        let is_closed = is_writable || mem_size != file_size;
+        Ok(Self { vaddr, file_offset, file_size, mem_size, is_text, is_closed })
+    }
+
+    /// Returns the bytes of the file that the program sees, to be copied to their vaddr. The kernel maps whole pages of the file,
+    /// so the program also sees the bytes beside the segment in those pages.
+    fn copied(&self, file_len: u64, base: u64) -> Copied {
+        let into_page = self.vaddr % base;
+        let from = self.file_offset - into_page;
+        let end = (self.file_offset + self.file_size).checked_next_multiple_of(base);
+        let to = end.map_or(file_len, |end| end.min(file_len));
+        Copied { from, to: self.vaddr - into_page, len: to - from }
+    }
+
+    /// Returns its whole pages, as vaddrs, if it is text.
+    fn text(&self, base: u64) -> Option<AddrRange> {
+        let into_page = self.vaddr % base;
+        let len = (into_page + self.file_size).next_multiple_of(base);
+        let range = AddrRange::with_len(RemoteAddr::new(self.vaddr - into_page), len);
+        range.filter(|_| self.is_text)
+    }
 }
 
 /// The LOAD segments in their new places.
@@ -55,6 +99,16 @@ pub(super) enum To {
     OwnOffsets { shift: u64 },
 }
 
+impl To {
+    /// Returns whether a segment lies at another distance from its vaddrs than text.
+    fn separates(self, load: &Load) -> bool {
+        match self {
+            Self::Behind { .. } => false,
+            Self::OwnOffsets { shift } => load.vaddr.wrapping_add(shift) != load.file_offset,
+        }
+    }
+}
+
 /// Places the LOAD segments.
 pub(super) fn place(
     programs: &[ProgramHeader64<LittleEndian>],
@@ -62,56 +116,18 @@ pub(super) fn place(
     to: To,
     pages: Pages,
 ) -> Result<Segments, LayoutError> {
-    let base = pages.base.bytes();
-    let mut loads = Vec::new();
-    let mut copies = Vec::new();
-    let mut texts = Vec::new();
-    let mut closed = Vec::new();
+    let (base, pmd) = (pages.base.bytes(), pages.pmd.bytes());
+    let (mut loads, mut closed) = (Vec::new(), Vec::new());
+    let (mut copies, mut texts) = (Vec::new(), Vec::new());
     for header in programs.iter().filter(|header| is(header, elf::PT_LOAD)) {
-        let load = Load {
-            vaddr: header.p_vaddr.get(LittleEndian),
-            file_offset: header.p_offset.get(LittleEndian),
-            file_size: header.p_filesz.get(LittleEndian),
-            mem_size: header.p_memsz.get(LittleEndian),
-        };
-        let file_end = load.file_offset.checked_add(load.file_size);
-        let end = load.vaddr.checked_add(load.mem_size.max(load.file_size));
-        if end.is_none_or(|end| end.checked_next_multiple_of(base).is_none())
-            || load.file_size > load.mem_size
-        {
-            return Err(LayoutError::Malformed("a segment wraps around"));
+        let load = Load::new(header, file_len, base)?;
+        if load.is_closed || to.separates(&load) {
+            closed.push(load);
         }
-        let Some(file_end) = file_end.filter(|&end| end <= file_len) else {
-            return Err(LayoutError::Malformed("a segment past the end of the file"));
-        };
-        let flags = header.p_flags.get(LittleEndian);
-        let is_elsewhere = match to {
-            To::Behind { .. } => false,
-            To::OwnOffsets { shift } => load.vaddr.wrapping_add(shift) != load.file_offset,
-        };
-        if flags.contains(elf::PF_W) || load.mem_size != load.file_size || is_elsewhere {
-            closed.push(Closed {
-                vaddrs: load.vaddr..load.vaddr + load.mem_size,
-                file: load.file_offset..file_end,
-            });
-        }
-        if load.file_size == 0 {
-            continue;
-        }
-        if load.vaddr % base != load.file_offset % base {
-            return Err(LayoutError::Malformed("a segment that no page can map"));
-        }
-        // The kernel maps whole pages of the file, so the program also sees the bytes beside the
-        // segment in those pages.
-        let into_page = load.vaddr % base;
-        let from = load.file_offset - into_page;
-        let to = file_end.checked_next_multiple_of(base).map_or(file_len, |end| end.min(file_len));
-        copies.push(Copied { from, to: load.vaddr - into_page, len: to - from });
-        loads.push(load);
-        if flags.contains(elf::PF_X) && !flags.contains(elf::PF_W) {
-            let start = RemoteAddr::new(load.vaddr - into_page);
-            let len = (into_page + load.file_size).next_multiple_of(base);
-            texts.extend(AddrRange::with_len(start, len));
+        if load.file_size > 0 {
+            copies.push(load.copied(file_len, base));
+            texts.extend(load.text(base));
+            loads.push(load);
         }
     }
     let lowest = copies.iter().map(|copy| copy.to).min();
@@ -119,7 +135,7 @@ pub(super) fn place(
     let first = match to {
         // The first segment lies as far into a huge page as it does in the process.
         To::Behind { front, bias } => {
-            let into_huge = lowest.wrapping_add(bias) & (pages.pmd.bytes() - 1);
+            let into_huge = lowest.wrapping_add(bias) & (pmd - 1);
             front.checked_add(into_huge).ok_or(LayoutError::Odd("no room for the headers"))?
         }
         To::OwnOffsets { shift } => lowest.wrapping_add(shift),
@@ -137,30 +153,41 @@ pub(super) fn place(
     let copies = joined(copies)?;
     let end = copies.last().map_or(first, |copy| copy.to + copy.len).next_multiple_of(base);
     let texts = AddrRange::joined(texts);
-    let pmd = pages.pmd.bytes();
-    let in_image: Vec<Range<u64>> = texts
+    let in_image = |start: u64, end: u64| start.wrapping_add(shift)..end.wrapping_add(shift);
+    // A huge page of text may hold neither its memory nor its bytes.
+    let closed: Vec<Range<u64>> = closed
         .iter()
-        .map(|text| [text.start(), text.end()].map(|addr| addr.get().wrapping_add(shift)))
-        .map(|[start, end]| start..end)
-        .collect();
-    let is_closed = |page: &Range<u64>| {
-        let reaches = |range: &Range<u64>| range.start < page.end && page.start < range.end;
-        closed.iter().any(|Closed { vaddrs, file }| {
-            let [start, end] = [vaddrs.start, vaddrs.end].map(|at| at.wrapping_add(shift));
-            reaches(&(start..end)) || matches!(to, To::OwnOffsets { .. }) && reaches(file)
+        .flat_map(|load: &Load| {
+            let its_bytes = load.file_offset..load.file_offset + load.file_size;
+            let its_bytes = matches!(to, To::OwnOffsets { .. }).then_some(its_bytes);
+            its_bytes.into_iter().chain([in_image(load.vaddr, load.vaddr + load.mem_size)])
         })
-    };
-    let mut huge = huge_pages(&in_image, pmd, |_, page| !is_closed(page));
-    let holes = total(&huge).saturating_sub(copied_in(&copies, &huge));
-    if holes > total(&in_image).min(file_len) {
-        // Little text lies far apart here, so huge pages at its edges would hold little but holes.
-        huge = huge_pages(&in_image, pmd, |text, page| {
-            text.start <= page.start && page.end <= text.end
-        });
-    }
+        .collect();
+    let of_text = texts.iter().map(|text| in_image(text.start().get(), text.end().get()));
+    let of_text: Vec<Range<u64>> = of_text.collect();
+    let huge = huge_text(&of_text, &closed, &copies, file_len, pmd);
     // Nothing that follows the segments may come to lie in a huge page of text.
     let end = huge.last().map_or(end, |last| last.end.max(end));
     Ok(Segments { loads, shift, end, copies, texts, huge, pmd })
+}
+
+/// Returns the huge pages of the image that hold text, and none of the `closed` ranges. If they would hold more holes than text,
+/// returns only those that hold nothing but text: little text lies far apart then.
+fn huge_text(
+    texts: &[Range<u64>],
+    closed: &[Range<u64>],
+    copies: &[Copied],
+    file_len: u64,
+    pmd: u64,
+) -> Vec<Range<u64>> {
+    let meets =
+        |page: &Range<u64>, other: &Range<u64>| other.start < page.end && page.start < other.end;
+    let huge = huge_pages(texts, pmd, &|_, page| !closed.iter().any(|closed| meets(page, closed)));
+    let holes = total(&huge).saturating_sub(copied_in(copies, &huge));
+    if holes <= total(texts).min(file_len) {
+        return huge;
+    }
+    huge_pages(texts, pmd, &|text, page| text.start <= page.start && page.end <= text.end)
 }
 
 /// Returns the huge pages of the image that hold text and are `wanted`, joined where they adjoin.
@@ -168,7 +195,7 @@ pub(super) fn place(
 fn huge_pages(
     texts: &[Range<u64>],
     pmd: u64,
-    wanted: impl Fn(&Range<u64>, &Range<u64>) -> bool,
+    wanted: &dyn Fn(&Range<u64>, &Range<u64>) -> bool,
 ) -> Vec<Range<u64>> {
     let mut huge: Vec<Range<u64>> = Vec::new();
     for text in texts {

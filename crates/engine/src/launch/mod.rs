@@ -97,65 +97,44 @@ fn proc_unreadable(error: SysError) -> Failure {
     Failure::of(reason)(error)
 }
 
+/// Makes a failure of which the reason says everything.
+fn plain(reason: SkipReason) -> Failure {
+    Failure::new(reason, "")
+}
+
 impl Launch<'_> {
     /// Checks for any reason to exec plainly, the cheapest check first.
     ///
     /// # Errors
     /// The reason to exec plainly.
     pub fn prepare(&self) -> Result<Start, Failure> {
-        let plain = |reason| Err(Failure::new(reason, ""));
+        let until_exec = self.settings.until_exec.is_some();
         if self.settings.is_off() {
-            return plain(SkipReason::Disabled);
+            return Err(plain(SkipReason::Disabled));
         }
-        let select = self.settings.select;
-        if !select.text() {
-            return plain(SkipReason::NotSelected);
+        if !self.settings.select.text() {
+            return Err(plain(SkipReason::NotSelected));
         }
         let policy = policy(self.settings, self.dry_run);
-        let pages = policy.as_ref().ok().map(|policy| policy.pages);
-        let mut objects = Vec::new();
-        let mut fills = true;
         let verdict = search(self.name).map_or(Verdict::Unknown, |path| judge(&path));
-        if self.settings.until_exec.is_none() && !self.is_selected(&verdict) {
-            return plain(SkipReason::NotSelected);
+        if !until_exec && !self.is_selected(&verdict) {
+            return Err(plain(SkipReason::NotSelected));
         }
-        match verdict {
-            Verdict::Plain(SkipReason::ForeignImage) if self.settings.until_exec.is_some() => {}
-            Verdict::Plain(reason) => return plain(reason),
-            _ if self.settings.until_exec.is_some() => {}
-            Verdict::Treat(ref image) => {
-                let edges = self.settings.edges;
-                fills = select.main
-                    && pages.is_none_or(|pages| {
-                        image.facts.may_fill(pages.pmd, pages.base)
-                            || edges.is_for(image.facts.text_bytes(), pages.pmd)
-                    });
-                if let Some(policy) =
-                    policy.as_ref().ok().filter(|_| select.dso && image.facts.dynamic)
-                {
-                    objects = objects::with_text(&image.path, policy);
-                }
-                if let (false, true, Some(size)) =
-                    (fills, objects.is_empty(), self.settings.pool_page())
-                {
-                    return Err(Failure::new(SkipReason::PageSize, too_large(size)));
-                }
-                if !fills && objects.is_empty() {
-                    let main =
-                        if select.main { SkipReason::TooSmall } else { SkipReason::NotSelected };
-                    return plain(main);
-                }
-            }
+        let (fills, mut objects) = match &verdict {
+            Verdict::Plain(SkipReason::ForeignImage) if until_exec => (true, Vec::new()),
+            Verdict::Plain(reason) => return Err(plain(*reason)),
+            _ if until_exec => (true, Vec::new()),
+            Verdict::Treat(image) => self.may_gain(image, policy.as_ref().ok())?,
             // The exec will fail, or execvp(3) will run the file by /bin/sh.
-            Verdict::Unknown => return plain(SkipReason::TooSmall),
-        }
+            Verdict::Unknown => return Err(plain(SkipReason::TooSmall)),
+        };
         let policy = policy?;
         if policy.sources.copy != Some(Backing::Hugetlb) && process::thp_disabled() {
             let detail = "PR_SET_THP_DISABLE is in force (prctl(2)); it is inherited";
             return Err(Failure::new(FailureKind::ThpDisabled, detail));
         }
         let image = match &verdict {
-            Verdict::Treat(image) if self.settings.until_exec.is_none() => Some(image),
+            Verdict::Treat(image) if !until_exec => Some(image),
             _ => None,
         };
         let process = ProcDir::this_process().map_err(proc_unreadable)?;
@@ -191,13 +170,39 @@ impl Launch<'_> {
         let deadline = policy.deadline.saturating_sub(begun.elapsed());
         let order = Order {
             process,
-            chain: self.settings.until_exec.is_some(),
+            chain: until_exec,
             policy: Policy { deadline, ..policy },
             objects,
             refuse_with: self.settings.strict.then_some(self.refused),
             wants_report: self.wants_report || self.dry_run,
         };
         Ok(Start::Held(Box::new(Caller { status, order, small })))
+    }
+
+    /// Returns whether the program's own text could be huge, and the shared objects whose text could be.
+    ///
+    /// # Errors
+    /// No text could be.
+    fn may_gain(
+        &self,
+        Image { path, facts }: &Image,
+        policy: Option<&Policy>,
+    ) -> Result<(bool, Vec<Object>), Failure> {
+        let Settings { select, edges, .. } = self.settings;
+        let could_be_huge = |&Policy { pages, .. }: &Policy| {
+            facts.may_fill(pages.pmd, pages.base) || edges.is_for(facts.text_bytes(), pages.pmd)
+        };
+        let fills = select.main && policy.is_none_or(could_be_huge);
+        let loads = policy.filter(|_| select.dso && facts.dynamic);
+        let objects = loads.map_or_else(Vec::new, |policy| objects::with_text(path, policy));
+        if fills || !objects.is_empty() {
+            return Ok((fills, objects));
+        }
+        Err(match self.settings.pool_page() {
+            Some(size) => Failure::new(SkipReason::PageSize, too_large(size)),
+            None if select.main => plain(SkipReason::TooSmall),
+            None => plain(SkipReason::NotSelected),
+        })
     }
 
     /// Returns whether the user selected the program.

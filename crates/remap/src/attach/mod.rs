@@ -459,14 +459,6 @@ fn note_the_wait(waits: &mut Waits<'_>, process: &ProcDir, stopped: &Stopped, un
 fn find_gadgets(order: &AttachOrder<'_>, snapshot: &Snapshot) -> Result<Gadgets, Failure> {
     let auxv = order.target.space.auxv().map_err(Failure::unreadable)?;
     let at = |key| RemoteAddr::new(auxv::get(&auxv, key).unwrap_or(0));
-    gadgets::find_running(
-        order.target.space.memory(),
-        snapshot,
-        at(auxv::AT_BASE),
-        at(auxv::AT_ENTRY),
-    )
-    .ok_or_else(|| {
-        let what = "the program has no `syscall; ret`, or no signal return, of its own";
-        Failure::new(FailureKind::NoGadget, what)
-    })
+    let memory = order.target.space.memory();
+    gadgets::find_running(memory, snapshot, at(auxv::AT_BASE), at(auxv::AT_ENTRY))
 }

@@ -30,10 +30,10 @@ use super::switching::{Staging, Switching};
 use super::texts::{Looking, Texts};
 use super::written::Written;
 use super::{
-    AttachOrder, Attached, Done, PrivateCopies, ThpOn, file_passing, mappings, probe, residue,
-    snapshot, surroundings, thp_is_off,
+    AttachOrder, Attached, Done, PrivateCopies, ThpOn, file_passing, has_locked_memory, mappings,
+    probe, residue, snapshot, surroundings, thp_is_off,
 };
-use crate::image::{Memory, Source};
+use crate::image::{ImageMemory, Source};
 use crate::images::{Image, Images};
 use crate::policy::Policy;
 use crate::switch;
@@ -198,7 +198,6 @@ pub(crate) fn prepare(
     let Policy { pages, edges, .. } = order.policy;
     let mut texts = Texts::read(&Looking { order, written: &written, deadline }, &entries);
     let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
-    let status = order.target.process.status().unwrap_or_default();
     let reserved = Reserved::everything();
     let around = Around { pages, policy: edges, vmas: &vmas, reserved: &reserved };
     let mut plan = plan_running(&around, &texts.texts);
@@ -222,7 +221,7 @@ pub(crate) fn prepare(
         plan = plan_running(&around, &texts.texts);
     }
     let attached = Attached { setback, smaps_for, ..Attached::planned(plan) };
-    let locks = status.locked > 0;
+    let locks = has_locked_memory(&order.target.process);
     // If smaps was read, it has shown which text has keys.
     let keys = smaps_for.is_none() && process::has_protection_keys();
     let (staged, edges, touched) = (Vec::new(), Vec::new(), Vec::new());
@@ -311,8 +310,7 @@ fn stage(
     let gone = || Failure::new(FailureKind::FileGone, vma.path().shown());
     let file = texts.file(vma).ok_or_else(gone)?;
     let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
-    let path = vma.display_path();
-    let name = path.rsplit('/').next().unwrap_or_default();
+    let path = &vma.display_path();
     let nodes = numa_placement::turns(order.policy.numa, &order.target.process)?;
     let pages = order.policy.pages;
     match file {
@@ -320,9 +318,9 @@ fn stage(
             if backing == Backing::Image {
                 headroom::check(&ProcDir::this_process().map_err(Failure::unreadable)?, bytes)?;
             }
-            let memory = Memory { backing, pages, nodes: &nodes };
+            let memory = ImageMemory { backing, pages, nodes: &nodes };
             let (source, user) = (Source { file, parts }, order.target.space.memory());
-            images.get(source, name, spans, memory, Some(user), deadline)
+            images.get(source, path, spans, memory, Some(user), deadline)
         }
         TargetFile::Apart(opened) => {
             let (spans, parts) = (spans.to_vec(), parts.cloned());
@@ -332,7 +330,7 @@ fn stage(
                 Backing::Image => headroom::check(&order.target.process, bytes),
                 _ => Ok(()),
             };
-            opened.image(wanted, name, room, deadline)
+            opened.image(wanted, path, room, deadline)
         }
     }
 }

@@ -17,7 +17,7 @@ use tiexec_tracee::session::{SCRATCH_LEN, Session};
 
 use super::Order;
 use super::program::Program;
-use crate::image::{self, Filled, Memory, Source, Staged};
+use crate::image::{self, Filled, ImageMemory, Source, Staged};
 use crate::switch::{Company, OpenFile, Surroundings, Switch, switch_all};
 use crate::{headroom, launch::rebase, numa_placement, protection};
 
@@ -43,20 +43,17 @@ pub(crate) fn by_memfd(
         headroom::check(&order.process, plan.span_bytes_by(backing))?;
     }
     let nodes = numa_placement::turns(order.policy.numa, &order.process)?;
-    let name = snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
-    let name = name.rsplit('/').next().unwrap_or_default();
-    let fd = make_memfd(session, backing, order.policy.pages.pmd, name)?;
+    let path = snapshot.vma_at(snapshot.entry).map(|vma| vma.display_path()).unwrap_or_default();
+    let fd = make_memfd(session, backing, order.policy.pages.pmd, &path)?;
     let memfd = order
         .process
         .open_file(&format!("fd/{fd}"), true)
         .map_err(Failure::of(FailureKind::NoMemfd))?;
     let parts = program.parts();
     let source = Source { file: &program.exe, parts: parts.as_ref() };
-    let memory = Memory { backing, pages: order.policy.pages, nodes: &nodes };
+    let memory = ImageMemory { backing, pages: order.policy.pages, nodes: &nodes };
     let filled = image::fill(&memfd, source, &spans, memory, deadline)?;
-    for part in &filled.staged {
-        switch(session, snapshot, fd, part)?;
-    }
+    switch(session, snapshot, fd, &filled.staged)?;
     Ok(filled)
 }
 
@@ -69,9 +66,9 @@ fn make_memfd(
     session: &mut Session,
     backing: Backing,
     huge: PageSize,
-    name: &str,
+    path: &str,
 ) -> Result<u64, Failure> {
-    let mut bytes = image::memfd_name(name).into_bytes();
+    let mut bytes = image::memfd_name(path).into_bytes();
     bytes.push(0);
     let name = session.scratch(&bytes)?;
     let (flags, of_pool) = (image::memfd_flags(backing, huge), backing == Backing::Hugetlb);
@@ -103,8 +100,10 @@ pub(crate) fn by_store(
     plan: &Plan,
 ) -> Result<(), Failure> {
     let Some(stored) = &program.stored else { return Ok(()) };
-    let mut spans = plan.spans_by(Backing::Store).peekable();
-    if spans.peek().is_none() {
+    let parts = plan.spans_by(Backing::Store);
+    let parts = parts.map(|span| stored.part(span, program.image.load_bias));
+    let parts: Vec<Staged> = parts.collect::<Result<_, _>>()?;
+    if parts.is_empty() {
         return Ok(());
     }
     // The program opens the image by its path, because its own rights decide whether it may read it.
@@ -119,16 +118,12 @@ pub(crate) fn by_store(
         .call(remote::open("open(image)", path, c::O_NOFOLLOW))?
         .map_err(Failure::of(FailureKind::StoreRefused))?;
     session.release_on_the_way_home(remote::close(fd));
-    for span in spans {
-        let part = stored.part(span, program.image.load_bias)?;
-        switch(session, &program.snapshot, fd, &part).map_err(|failure| match failure.reason {
-            Reason::Failed(FailureKind::AddressSpace) => {
-                Failure { reason: FailureKind::StoreRefused.into(), ..failure }
-            }
-            _ => failure,
-        })?;
-    }
-    Ok(())
+    switch(session, &program.snapshot, fd, &parts).map_err(|failure| match failure.reason {
+        Reason::Failed(FailureKind::AddressSpace) => {
+            Failure { reason: FailureKind::StoreRefused.into(), ..failure }
+        }
+        _ => failure,
+    })
 }
 
 /// Widens the mappings of the program's own file over the edges that its page cache holds.
@@ -140,36 +135,31 @@ pub(crate) fn edges_by_pagecache(
     program: &Program,
     plan: &Plan,
 ) -> Result<(), Failure> {
-    let mut edges = plan.spans_by(Backing::Pagecache).filter(|span| span.edge).peekable();
-    if edges.peek().is_none() {
+    let edges = plan.spans_by(Backing::Pagecache).filter(|span| span.edge);
+    let parts = edges.map(|span| Staged { span: *span, image_offset: span.file_offset });
+    let parts: Vec<Staged> = parts.collect();
+    if parts.is_empty() {
         return Ok(());
     }
     let fd = rebase::open_itself(session)
         .map_err(|failure| Failure { reason: FailureKind::SwitchFailed.into(), ..failure })?;
-    for span in edges {
-        let part = Staged { span: *span, image_offset: span.file_offset };
-        switch(session, &program.snapshot, fd, &part)?;
-    }
-    Ok(())
+    switch(session, &program.snapshot, fd, &parts)
 }
 
-/// Switches one part of the file `fd`.
+/// Switches parts of the file `fd`.
 fn switch(
     session: &mut Session,
     snapshot: &Snapshot,
     fd: u64,
-    part: &Staged,
+    parts: &[Staged],
 ) -> Result<(), Failure> {
     let source = OpenFile { fd, file: FileId::default() };
-    let part = Switch {
-        source,
-        offset: part.image_offset,
-        to: part.span.range,
-        populated: part.span.range,
-        locked: false,
-        protection: protection::of_text(&snapshot.vmas, part.span.range),
-        backing: Some(part.span.backing),
-    };
     let around = Surroundings { snapshot, company: Company::Alone };
-    switch_all(session, &around, &[part], &|_| Ok(()), |_, done| done)
+    for &Staged { span: Span { range: to, backing, .. }, image_offset: offset } in parts {
+        let protection = protection::of_text(&snapshot.vmas, to);
+        let (locked, backing) = (false, Some(backing));
+        let part = Switch { source, offset, to, populated: to, locked, protection, backing };
+        switch_all(session, &around, &[part], &|_| Ok(()), |_, done| done)?;
+    }
+    Ok(())
 }

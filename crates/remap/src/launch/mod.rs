@@ -212,9 +212,7 @@ impl<'a> Work<'a> {
         let stack = initial_stack(&program.snapshot, arch::stack_pointer(&registers));
         self.use_store();
 
-        let no_gadget = "the program has no `syscall; ret`, or no signal return, of its own";
-        let gadgets = gadgets.ok_or_else(|| Failure::new(FailureKind::NoGadget, no_gadget))?;
-        let stack = stack?;
+        let (gadgets, stack) = (gadgets?, stack?);
         let home = arch::at_exec_stop(&registers);
         let process = &self.order.process;
         let status = process.status();

@@ -46,12 +46,9 @@ pub struct Brought {
 pub fn bring_in(exe: &File, facts: &ElfFacts, policy: &Policy, deadline: Instant) -> Brought {
     let Policy { pages, edges, .. } = *policy;
     let image = MainImage::new(facts, 0, RemoteAddr::new(0));
-    let Some(bias) = image.congruent_bias(pages.pmd) else { return Brought::default() };
-    if !image.position_independent && !image.has_bias(bias, pages.pmd) {
-        return Brought::default();
-    }
     let len = exe.metadata().map_or(0, |meta| meta.len());
-    let chunks = image.chunks(bias, pages, edges, len);
+    let chunks = image.cacheable_chunks(pages, edges, len);
+    let Some(chunks) = chunks else { return Brought::default() };
     let (is_huge, left) = prepare(exe, &chunks, policy, deadline);
     let congruent = total(&chunks);
     let texts = facts.loads.iter().filter(|load| load.is_text());

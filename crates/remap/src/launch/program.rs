@@ -16,7 +16,7 @@ use tiexec_core::rebase::MainImage;
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_core::smaps;
 use tiexec_core::snapshot::Snapshot;
-use tiexec_sys::{Errno, SysError};
+use tiexec_sys::Errno;
 use tiexec_tracee::Failure;
 use tiexec_tracee::arch;
 
@@ -60,32 +60,26 @@ impl Program {
     /// The program must be left alone; nothing was done to it.
     pub(crate) fn read(order: &Order, foreign: bool, deadline: Instant) -> Result<Self, Failure> {
         let process = &order.process;
-        let unreadable = |error: SysError| {
-            // A process that has died has no address space that could be read.
-            let gone = matches!(error.errno, Errno::SRCH | Errno::NOENT);
-            let reason = if gone { FailureKind::TargetGone } else { FailureKind::ProcUnavailable };
-            Failure::of(reason)(error)
-        };
         let malformed = Failure::of(FailureKind::ProcUnavailable);
         let exe = if foreign {
             open_exe(process)?
         } else {
             process.open_file("exe", false).map_err(|error| match error.errno {
                 Errno::ACCES | Errno::PERM => Failure::of(SkipReason::UnreadableImage)(error),
-                _ => unreadable(error),
+                _ => Failure::unreadable(error),
             })?
         };
         let (header, facts) = elf_facts(&exe)?;
-        let auxv = process.read("auxv").map_err(unreadable)?;
+        let auxv = process.read("auxv").map_err(Failure::unreadable)?;
         if auxv::get(&auxv, auxv::AT_SECURE).is_some_and(|secure| secure != 0) {
             return Err(Failure::new(SkipReason::PrivilegedImage, "AT_SECURE is set"));
         }
         let entry = RemoteAddr::new(auxv::get(&auxv, auxv::AT_ENTRY).unwrap_or(0));
         let vmas = if arch::GUARDS_TEXT && !facts.dynamic {
-            let entries = smaps::parse(&process.read("smaps").map_err(unreadable)?);
+            let entries = smaps::parse(&process.read("smaps").map_err(Failure::unreadable)?);
             entries.map_err(malformed)?.into_iter().map(|entry| entry.vma).collect()
         } else {
-            maps::parse(&process.read("maps").map_err(unreadable)?).map_err(malformed)?
+            maps::parse(&process.read("maps").map_err(Failure::unreadable)?).map_err(malformed)?
         };
         if foreign {
             // The program chose its dynamic linker too, so check all its files.
@@ -213,12 +207,8 @@ fn folios(
     deadline: Instant,
 ) -> pagecache::Prepared {
     let Policy { pages, edges, .. } = *policy;
-    let none = pagecache::Prepared::default;
-    let Some(bias) = image.congruent_bias(pages.pmd) else { return none() };
-    if !image.position_independent && !image.has_bias(bias, pages.pmd) {
-        return none();
-    }
     let len = exe.metadata().map_or(0, |meta| meta.len());
-    let chunks = image.chunks(bias, pages, edges, len);
-    pagecache::prepare(exe, &chunks, pages, deadline).unwrap_or_default()
+    let chunks = image.cacheable_chunks(pages, edges, len);
+    let prepare = |chunks: Vec<_>| pagecache::prepare(exe, &chunks, pages, deadline).ok();
+    chunks.and_then(prepare).unwrap_or_default()
 }

@@ -58,7 +58,8 @@ impl Key {
     }
 
     /// Returns the file name of the image. It consists of the original's name, so that a reader of maps recognizes
-    /// it, and a digest of the key.
+    /// it, and a digest of the key. A colon between them tells async-profiler, and what was made of it, that the file is not
+    /// a library: otherwise it takes the image's first mapping for the beginning of the library, and reads the JVM's variables at wrong addresses.
     pub fn image_name(&self, original: &Path) -> String {
         let mut digest = blake3::Hasher::new();
         digest.update(b"tiexec image");
@@ -71,7 +72,7 @@ impl Key {
         digest.update(&self.layout_version.to_le_bytes());
         digest.update(self.build_id.as_deref().unwrap_or("none").as_bytes());
         let digest = digest.finalize().to_hex();
-        format!("{}-{}{SUFFIX}", readable(original), &digest[..32])
+        format!("{}:{}{SUFFIX}", readable(original), &digest[..32])
     }
 }
 
@@ -168,16 +169,16 @@ mod tests {
         names.sort();
         names.dedup();
         assert_eq!(names.len(), count);
-        assert!(names.iter().all(|name| name.starts_with("node-") && name.len() == 4 + 1 + 32 + 7));
+        assert!(names.iter().all(|name| name.starts_with("node:") && name.len() == 4 + 1 + 32 + 7));
     }
 
     #[test]
     fn names_are_plain() {
         let name = |path: &str| key().image_name(Path::new(path));
-        assert!(name("/x/a b\n\u{e9}").starts_with("a_b___-"));
-        assert!(name("/x/.hidden").starts_with("_hidden-"));
-        assert!(name("/").starts_with('-'));
-        assert!(name("/x/libstdc++.so.6").starts_with("libstdc++.so.6-"));
+        assert!(name("/x/a b\n\u{e9}").starts_with("a_b___:"));
+        assert!(name("/x/.hidden").starts_with("_hidden:"));
+        assert!(name("/").starts_with(':'));
+        assert!(name("/x/libstdc++.so.6").starts_with("libstdc++.so.6:"));
         assert_eq!(name(&"n".repeat(200)).len(), 40 + 1 + 32 + 7);
     }
 }

@@ -34,7 +34,7 @@ use tiexec_tracee::Failure;
 use super::{IN_A_STOP, ReadsApart, Wanted, Worker};
 use crate::credentials::place;
 use crate::file_facts::FileFacts;
-use crate::image::{Filled, Memory, Source};
+use crate::image::{Filled, ImageMemory, Source};
 use crate::images::{Image, Images};
 use crate::pagecache::Held;
 use crate::{headroom, pagecache};
@@ -71,7 +71,7 @@ enum Request {
 #[derive(Serialize, Deserialize)]
 struct Make {
     id: u32,
-    name: String,
+    path: String,
     spans: Vec<Span>,
     /// The parts in the huge pages at the edges.
     parts: Option<Vec<Part>>,
@@ -205,7 +205,7 @@ impl ReadsApart for Reader {
         &self,
         id: u32,
         wanted: &Wanted,
-        name: &str,
+        path: &str,
         deadline: Instant,
     ) -> Result<Image, Failure> {
         self.must_be_paid()?;
@@ -216,7 +216,7 @@ impl ReadsApart for Reader {
         let patience = time_until(deadline);
         let make = Make {
             id,
-            name: name.to_owned(),
+            path: path.to_owned(),
             spans: spans.clone(),
             parts,
             backing: *backing,
@@ -335,14 +335,14 @@ impl Serving {
                 (Reply::Cached { huge: done.huge, shortfall: done.shortfall }, None)
             }
             Request::Make(make) => {
-                let Make { id, name, spans, parts, backing, pages, nodes, patience } = *make;
+                let Make { id, path, spans, parts, backing, pages, nodes, patience } = *make;
                 let parts = parts.map(Parts::listed);
-                let memory = Memory { backing, pages, nodes: &nodes };
+                let memory = ImageMemory { backing, pages, nodes: &nodes };
                 let file = self.files.get(&id).ok_or_else(no_such_file)?;
                 let source = Source { file, parts: parts.as_ref() };
                 let before = self.images.bytes_copied();
                 let image =
-                    self.images.get(source, &name, &spans, memory, None, until(patience))?;
+                    self.images.get(source, &path, &spans, memory, None, until(patience))?;
                 // Bytes that were copied earlier count for another process.
                 let copied = self.images.bytes_copied() - before;
                 let filled = Filled { copied, ..image.filled.clone() };

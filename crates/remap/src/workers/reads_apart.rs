@@ -49,7 +49,7 @@ pub(crate) trait ReadsApart: Debug + Send + Sync {
         deadline: Instant,
     ) -> Result<pagecache::Prepared, Failure>;
 
-    /// Returns the image, made now or before. maps will show it by `name`.
+    /// Returns the image, made now or before. maps will show it by the name of the file at `path`.
     ///
     /// # Errors
     /// As [`Images::get`](crate::images::Images::get) and [`headroom::charged_to`](crate::headroom::charged_to); `helper_died`.
@@ -57,7 +57,7 @@ pub(crate) trait ReadsApart: Debug + Send + Sync {
         &self,
         id: u32,
         wanted: &Wanted,
-        name: &str,
+        path: &str,
         deadline: Instant,
     ) -> Result<Image, Failure>;
 
@@ -141,7 +141,7 @@ impl OpenApart {
     pub(crate) fn image(
         &self,
         wanted: Wanted,
-        name: &str,
+        path: &str,
         room: impl FnOnce() -> Result<(), Failure>,
         deadline: Instant,
     ) -> Result<Arc<Image>, Failure> {
@@ -150,7 +150,7 @@ impl OpenApart {
             return Ok(Arc::clone(image));
         }
         room()?;
-        let image = Arc::new(self.reader.make_image(self.id, &wanted, name, deadline)?);
+        let image = Arc::new(self.reader.make_image(self.id, &wanted, path, deadline)?);
         images.push((wanted, Arc::clone(&image)));
         Ok(image)
     }

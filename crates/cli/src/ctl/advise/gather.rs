@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 use tiexec_advise::itlb::{Itlb, walk_event};
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::{AddrRange, Pages};
-use tiexec_core::area::Area;
 use tiexec_core::config::{EdgePolicy, Edges, Settings};
-use tiexec_core::coverage::moved_text;
 use tiexec_core::escape::AsShown;
 use tiexec_core::plan::Backing;
 use tiexec_core::pmu_counts::Counted;
@@ -241,7 +239,7 @@ pub(in crate::ctl) fn not_sampled(what: &str, error: SysError) -> u8 {
 pub(super) struct Known {
     /// The PMD-mapped ranges.
     pub(super) huge: Vec<AddrRange>,
-    /// The text of files that one of our images replaces.
+    /// The text of files that one of our images replaces, or that the program has moved.
     originals: Vec<Vma>,
     /// The populated huge pages of code that the process generates.
     pub(super) jit: Vec<AddrRange>,
@@ -270,7 +268,6 @@ pub(super) fn look(
         let executable = seen.areas.iter().filter(|area| area.vma.perms.exec);
         known.huge = executable.flat_map(|area| area.huge_parts(pages.pmd)).collect();
         known.originals = originals(&process, &Workers::none(), &seen.areas, pages);
-        known.originals.extend(moved_texts(&seen.areas));
         let jit = look_at_jit(&process, &seen.areas, pages).unwrap_or_default();
         known.jit = jit.into_iter().flat_map(|area| area.populated).collect();
         if known.start.is_none() {
@@ -281,13 +278,6 @@ pub(super) fn look(
             known.start = leave.zip(take).map(|(leave, take)| [leave, take]);
         }
     }
-}
-
-/// Returns the memory that the program has moved text into, as if it mapped the text's file.
-fn moved_texts(areas: &[Area]) -> impl Iterator<Item = Vma> {
-    areas.iter().enumerate().filter_map(|(index, area)| {
-        Some(Vma { range: area.vma.range, ..moved_text(areas, index)?.clone() })
-    })
 }
 
 /// Attributes the samples to the original file of the text, also where one of our images replaces the file, or where the

@@ -29,11 +29,11 @@ use tiexec_remap::store::directory::Directory;
 use tiexec_remap::{restart, workers};
 use tiexec_sys::perf_sampler::Clock;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, areas, process, thp};
+use tiexec_sys::{Pid, areas, process};
 
 use super::progress::Progress;
 use super::targets::{looked_at, targets, together};
-use super::{can_write, told, write};
+use super::{can_write, pages, told, write};
 use crate::exit;
 use crate::options::{Advise, Targets};
 use crate::stdio::warn;
@@ -106,10 +106,7 @@ pub(super) fn sampled(
 /// # Errors
 /// The exit status. The message is on stderr already.
 pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advised, u8> {
-    let pages = thp::pages().ok_or_else(|| {
-        warn("cannot advise: the kernel has no transparent huge pages");
-        exit::FAILED
-    })?;
+    let pages = pages(doing)?;
     // A command writes to the same terminal.
     let mut progress = Progress::unless(!options.command.is_empty());
     let Gathered { pid, sampled, refused, comm, tally, known, counted, clock, lasted } =

@@ -15,9 +15,10 @@ use tiexec_core::rebase::MAX_ALIGNMENT;
 use tiexec_core::tlb_sweep::{Levels, Measured, Point, Sweeps};
 use tiexec_engine::settings::{CONFIG_FILE, config_file};
 use tiexec_engine::switched_off::FILE as SWITCHED_OFF;
+use tiexec_remap::jumps::{self, Jumps};
 use tiexec_remap::pagecache::{self, Prepared};
 use tiexec_remap::store::directory::{Directory, is_on_tmpfs};
-use tiexec_remap::{headroom, host_pages, jumps};
+use tiexec_remap::{headroom, host_pages};
 use tiexec_sys::memory::FillMapping;
 use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::seccomp_trial::mm_map_size;
@@ -69,14 +70,14 @@ pub(super) fn examine(measure: bool) -> Vec<Finding> {
     let host = host(pages);
     let is_split = matches!(host.level, Level::Warn);
     findings.push(host);
-    let times = match jumps::known(pages).filter(|_| !measure) {
-        Some(times) => Ok(times),
-        None if measure => jumps::measured(pages),
-        None => jumps::measure(pages),
+    let jumps = if measure {
+        jumps::measured(pages)
+    } else {
+        jumps::known(pages).map_or_else(|| jumps::measure(pages), Ok)
     };
-    match times {
-        Ok(times) => {
-            findings.extend([gain(&times, pages, is_split), tlb(&times.levels(pages.base))])
+    match jumps {
+        Ok(Jumps { times, levels }) => {
+            findings.extend([gain(&times, pages, is_split), tlb(&levels)])
         }
         Err(error) => findings
             .extend(["gain", "tlb"].map(|thing| {

@@ -60,7 +60,7 @@ pub(super) fn run(options: &Enable) -> u8 {
     for one in enabled.iter().filter(|_| options.now) {
         statuses.push(attach_now(manager, &one.unit, options));
     }
-    together(&statuses)
+    exit::together(&statuses)
 }
 
 /// The places and the program for the units of one manager.
@@ -377,7 +377,7 @@ fn replace_drop_ins(manager: Manager) -> u8 {
     if changed && let Err(why) = manager.systemctl(&["daemon-reload"]) {
         return failed("reload the units of", &all(), &why);
     }
-    together(&statuses)
+    exit::together(&statuses)
 }
 
 /// Runs `disable`; returns the exit status.
@@ -417,7 +417,7 @@ pub(super) fn run_disable(options: &Disable) -> u8 {
     {
         return failed("reload the units of", &enabled, &why);
     }
-    together(&statuses)
+    exit::together(&statuses)
 }
 
 /// Removes the templates that `enable` has written, if no service wants an instance. Returns whether one was removed.
@@ -591,7 +591,7 @@ fn each_active(manager: Manager, unit: &str, quiet: bool, one: impl Fn(&str) -> 
     if active.is_empty() && !quiet {
         return print(&format!("{}: does not run\n", unit.shown()));
     }
-    together(&active.iter().map(|unit| one(unit)).collect::<Vec<u8>>())
+    exit::together(&active.iter().map(|unit| one(unit)).collect::<Vec<u8>>())
 }
 
 /// Parses the attach command that the options make. With `at_start`, makes the command of TiExec's unit.
@@ -706,13 +706,4 @@ fn failed(doing: &str, units: &[String], why: &str) -> u8 {
     let units: Vec<String> = units.iter().map(|unit| unit.shown().to_string()).collect();
     warn(format_args!("cannot {doing} {}: {why}", units.join(", ")));
     exit::FAILED
-}
-
-/// Combines the exit statuses.
-fn together(statuses: &[u8]) -> u8 {
-    match statuses.first() {
-        None => exit::OK,
-        Some(&first) if statuses.iter().all(|&status| status == first) => first,
-        Some(_) => exit::PARTIAL,
-    }
 }

@@ -22,16 +22,15 @@ use tiexec_core::report::SCHEMA;
 use tiexec_engine::sampling::{Sampling, number};
 use tiexec_remap::workers;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, interrupt, thp};
+use tiexec_sys::{Pid, interrupt};
 use tiexec_tracee::clock;
 
 use super::advise::{self, Machine, clock_in_words};
 use super::progress::{self, Progress};
 use super::status::processes::All;
-use super::{origin, print};
+use super::{origin, pages, print};
 use crate::exit;
 use crate::options;
-use crate::stdio::warn;
 
 use self::estimate::Estimate;
 use self::group::Group;
@@ -122,9 +121,9 @@ impl Row {
 
 /// Runs `scan`; returns the exit status.
 pub(super) fn run(options: options::Scan) -> u8 {
-    let Some(pages) = thp::pages() else {
-        warn("cannot scan: the kernel has no transparent huge pages");
-        return exit::FAILED;
+    let pages = match pages("scan") {
+        Ok(pages) => pages,
+        Err(status) => return status,
     };
     let mut progress = Progress::default();
     let all = All::look(|count| progress.at(|| format!("looking at text: {count} processes")));

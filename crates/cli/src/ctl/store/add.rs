@@ -14,7 +14,7 @@ use tiexec_sys::procfs::ProcDir;
 
 use super::super::progress::{Progress, counted};
 use super::super::told;
-use super::{failed, own, print};
+use super::{cannot, own, print};
 use crate::exit;
 use crate::stdio::warn;
 
@@ -53,7 +53,7 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
         });
         let result = add(&store, &process, path);
         if let Err(failure) = &result {
-            failed(&format!("build an image of {}", path.shown()), failure);
+            cannot(&format!("build an image of {}", path.shown()), failure);
         }
         let (image, failure) = match result {
             Ok(image) => (Some(image), None),

@@ -12,7 +12,7 @@ use tiexec_remap::store::directory::Directory;
 use tiexec_remap::store::state::{Entry, State, entries};
 use tiexec_remap::store::users::Users;
 
-use super::{all, failed, print};
+use super::{all, cannot, print};
 use crate::ctl::date::ago;
 
 /// One image, as JSON shows it.
@@ -41,7 +41,7 @@ pub(super) fn run(json: bool) -> u8 {
     for directory in &directories {
         match entries(directory, &users) {
             Ok(entries) => found.extend(entries.into_iter().map(|entry| (directory, entry))),
-            Err(failure) => return failed(doing, &failure),
+            Err(failure) => return cannot(doing, &failure),
         }
     }
     let listed: Vec<Listed<'_>> = found

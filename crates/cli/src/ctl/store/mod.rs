@@ -5,19 +5,15 @@ mod list;
 mod prune;
 mod remove;
 mod setup;
-mod unset;
 mod verify;
 
-use tiexec_core::addr::Pages;
 use tiexec_core::escape::AsShown;
-use tiexec_core::skip::{FailureKind, SkipReason};
+use tiexec_core::skip::SkipReason;
 use tiexec_remap::Failure;
 use tiexec_remap::store::Store;
 use tiexec_remap::store::directory::{Directory, SYSTEM};
-use tiexec_sys::thp;
 
-use super::print;
-use crate::exit;
+use super::{cannot, pages, print};
 use crate::options::StoreCommand;
 use crate::stdio::warn;
 
@@ -28,22 +24,15 @@ pub(super) fn run(command: StoreCommand) -> u8 {
         StoreCommand::List { json } => list::run(json),
         StoreCommand::Prune { all_unused, json } => prune::run(all_unused, json),
         StoreCommand::Remove { files, json } => remove::run(&files, json),
-        StoreCommand::Unset => unset::run(),
+        StoreCommand::Unset => setup::undo(),
         StoreCommand::Verify { json } => verify::run(json),
         StoreCommand::Path => path(),
     }
 }
 
-/// Reports the failure with its fix. Returns the exit status for it.
-fn failed(doing: &str, failure: &Failure) -> u8 {
-    let fix = failure.reason.fix().map_or(String::new(), |fix| format!("; fix: {fix}"));
-    warn(format_args!("cannot {doing}: {failure}{fix}"));
-    exit::FAILED
-}
-
 /// Returns every store that this process can read.
 fn all(doing: &str) -> Result<Vec<Directory>, u8> {
-    let found = Directory::all().map_err(|failure| failed(doing, &failure))?;
+    let found = Directory::all().map_err(|failure| cannot(doing, &failure))?;
     left_out(&found.refused);
     Ok(found.usable)
 }
@@ -58,7 +47,7 @@ fn left_out(refused: &[Failure]) {
 /// Opens the stores in which images can be built for this user.
 fn own(doing: &str) -> Result<Store, u8> {
     let pages = pages(doing)?;
-    let store = Store::open_for_this_user(pages).map_err(|failure| failed(doing, &failure))?;
+    let store = Store::open_for_this_user(pages).map_err(|failure| cannot(doing, &failure))?;
     let store = store.ok_or_else(|| none(doing))?;
     left_out(store.refused());
     Ok(store)
@@ -70,14 +59,7 @@ fn none(doing: &str) -> u8 {
         None => "not set",
     };
     let why = format!("{SYSTEM} is not set up, and XDG_RUNTIME_DIR is {own}");
-    failed(doing, &Failure::new(SkipReason::NoStore, why))
-}
-
-fn pages(doing: &str) -> Result<Pages, u8> {
-    thp::pages().ok_or_else(|| {
-        let why = "the kernel has no transparent huge pages";
-        failed(doing, &Failure::new(FailureKind::ThpUnsupported, why))
-    })
+    cannot(doing, &Failure::new(SkipReason::NoStore, why))
 }
 
 fn path() -> u8 {

@@ -5,7 +5,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_remap::store::directory::{Directory, SYSTEM};
 use tiexec_remap::store::prune::{Removed, Why, prune};
 
-use super::{all, failed, print};
+use super::{all, cannot, print};
 use crate::exit;
 use crate::stdio::warn;
 
@@ -19,7 +19,7 @@ pub(super) fn run(all_unused: bool, json: bool) -> u8 {
     for directory in &ours {
         match prune(directory, all_unused) {
             Ok(more) => removed.extend(more),
-            Err(failure) => return failed(doing, &failure),
+            Err(failure) => return cannot(doing, &failure),
         }
     }
     if json {

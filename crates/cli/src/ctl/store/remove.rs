@@ -6,7 +6,7 @@ use tiexec_core::escape::AsShown;
 use tiexec_remap::store::prune::{Removed, remove_images_of};
 
 use super::prune::{line, ours};
-use super::{failed, print};
+use super::{cannot, print};
 use crate::exit;
 use crate::stdio::warn;
 
@@ -24,7 +24,7 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
         for directory in &directories {
             match remove_images_of(directory, &original) {
                 Ok(more) => removed.extend(more),
-                Err(failure) => return failed(doing, &failure),
+                Err(failure) => return cannot(doing, &failure),
             }
         }
         if removed.is_empty() {

@@ -6,7 +6,7 @@ use serde::Serialize;
 use tiexec_core::escape::AsShown;
 use tiexec_remap::store::integrity::verify;
 
-use super::{all, failed, print};
+use super::{all, cannot, print};
 use crate::exit;
 
 /// One image, as JSON shows it.
@@ -31,7 +31,7 @@ pub(super) fn run(json: bool) -> u8 {
                 original: verdict.original,
                 problems: verdict.problems,
             })),
-            Err(failure) => return failed(doing, &failure),
+            Err(failure) => return cannot(doing, &failure),
         }
     }
     let bad = verified.iter().any(|image| !image.problems.is_empty());

@@ -69,11 +69,7 @@ pub(crate) fn of_all(mut statuses: Vec<u8>, named: bool) -> u8 {
     if !named && statuses.iter().any(|&status| status != exit::GONE) {
         statuses.retain(|&status| status != exit::GONE);
     }
-    match statuses.first() {
-        None => exit::OK,
-        Some(&first) if statuses.iter().all(|&status| status == first) => first,
-        Some(_) => exit::PARTIAL,
-    }
+    exit::together(&statuses)
 }
 
 /// Reports why nothing was done. Returns the exit status for the failure.

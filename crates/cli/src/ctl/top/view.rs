@@ -18,8 +18,8 @@ use tiexec_core::escape::AsShown;
 use tiexec_core::report::percent;
 
 use super::model::{Mode, Model, Sort};
-use crate::colour;
 use crate::ctl::status::counted;
+use crate::stdio::wants_colours;
 
 /// The terminal's abilities, and constant facts.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +38,7 @@ impl Look {
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(|name| set(name));
         let locale = locale.unwrap_or_default().to_string_lossy().to_lowercase();
         let utf8 = locale.contains("utf-8") || locale.contains("utf8");
-        Self { colour: colour::is_wanted(), utf8, delay, least }
+        Self { colour: wants_colours(), utf8, delay, least }
     }
 
     fn fg(self, color: Color) -> Style {

@@ -11,10 +11,9 @@ use tiexec_core::addr::{Pages, mib};
 use tiexec_core::escape::AsShown;
 use tiexec_core::skip::SkipReason;
 use tiexec_remap::warm as remap;
-use tiexec_sys::thp;
 
 use super::progress::Progress;
-use super::{print, told};
+use super::{pages, print, told};
 use crate::exit;
 use crate::options::Warm;
 use crate::stdio::warn;
@@ -22,9 +21,9 @@ use elf_file::ElfFile;
 use table::{Row, Rows};
 
 pub(super) fn run(options: &Warm) -> u8 {
-    let Some(pages) = thp::pages() else {
-        warn("cannot warm anything: the kernel has no transparent huge pages");
-        return exit::FAILED;
+    let pages = match pages("warm anything") {
+        Ok(pages) => pages,
+        Err(status) => return status,
     };
     let mut run = Run::new(options, pages);
     for path in &options.files {
@@ -45,9 +44,9 @@ pub(super) fn run(options: &Warm) -> u8 {
 /// Files that cannot be the program of a process are skipped, because a pattern also matches scripts, links and
 /// directories.
 pub(super) fn programs<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> u8 {
-    let Some(pages) = thp::pages() else {
-        warn("cannot warm anything: the kernel has no transparent huge pages");
-        return exit::FAILED;
+    let pages = match pages("warm anything") {
+        Ok(pages) => pages,
+        Err(status) => return status,
     };
     let options = Warm { files: Vec::new(), check: false, deps: false, json: false, quiet: true };
     let mut run = Run::new(&options, pages);
