@@ -335,16 +335,17 @@ async_profiler() {
     [ -e "$library" ] || skip "no async-profiler (scripts/setup tools)"
     jdk
     ask_async_profiler start,event=wall,interval=10ms,cstack=dwarf
-    until_true 60 "samples of all threads" has_samples
+    until_true 60 "samples of all threads" has_samples_or_fails
     names Waits.inner Waits.outer Waits.main ObjectMonitor::wait signal_thread_entry <stacks | sort -u
 }
 # jcmd takes a comma for the end of a word that has no quotes of its own.
 ask_async_profiler() {
     "$(dirname "$(readlink -f "$(command -v java)")")/jcmd" "$pid" JVMTI.agent_load "$library" "\"$1\"" >tool 2>&1 || fail "$(grep -m 1 Exception tool)"
 }
-has_samples() {
+has_samples_or_fails() {
     ask_async_profiler "dump,collapsed,file=$PWD/stacks"
-    awk '{ samples += $NF } END { exit samples < 500 }' stacks
+    touch stacks
+    grep -q 'ERROR' out || awk '{ samples += $NF } END { exit samples < 500 }' stacks
 }
 jhsdb() {
     jdk

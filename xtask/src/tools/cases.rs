@@ -26,6 +26,8 @@ const PERF: &str = "A perf that begins later reads `/proc/PID/maps`, finds the c
     Begin the recording before the start or the attach.";
 const SAMPLES: &str = "The profile holds `/proc/self/maps`, and pprof looks for the address in the mappings of the program's file. Use perf.";
 const JHSDB: &str = "jhsdb looks for the address in the files that `/proc/PID/maps` names, and the image of a store has no symbols. Use gdb.";
+const ASYNC_PROFILER: &str = "async-profiler looks for the JVM's symbols in the first file that it finds mapped around the JVM's code. A copy has none that it \
+    reads, so it finds none, or less, if the copy comes first: that differs from start to start. Use the page cache.";
 const MODULE: &str = "The minidump has the copy as a module of its own, and a symbol server knows no symbols for its ID. Look the address up in the program's file.";
 const OWN_PATH: &str = "The library opens the file that `/proc/self/maps` has at the address, and a memfd cannot be opened by that name. Use gdb, or \
     a store.";
@@ -66,7 +68,7 @@ pub(super) const CASES: &[Case] = &[
     names("go_pprof", "Go, `pprof` of the CPU", ""),
     Case { attach: false, ..names("jstack", "`jstack`", "") },
     Case { attach: false, ..names("jhsdb", "`jhsdb jstack --mixed`", JHSDB) },
-    Case { attach: false, ..names("async_profiler", "async-profiler, wall clock", "") },
+    Case { attach: false, ..names("async_profiler", "async-profiler, wall clock", ASYNC_PROFILER) },
     Case { attach: false, ..names("hs_err", "the JVM's `hs_err` file", "") },
     names("node_report", "node, `process.report`", ""),
     Case { unit: "frames", ..names("py_spy", "`py-spy dump`", OWN_PATH) },

@@ -10,8 +10,8 @@ use object::elf::{self, FileHeader64, ProgramHeader64, SectionHeader64};
 use object::endian::LittleEndian;
 use object::read::ReadRef;
 
-use super::kept;
 use super::is;
+use super::kept;
 use super::segments::{self, Segments, To};
 use super::{Copied, Layout};
 use crate::addr::Pages;

@@ -57,9 +57,9 @@ impl Key {
             && self.ctime == (stat.st_ctime, stat.st_ctime_nsec.cast_signed())
     }
 
-    /// Returns the file name of the image. It consists of the original's name, so that a reader of maps recognizes
-    /// it, and a digest of the key. A colon between them tells async-profiler, and what was made of it, that the file is not
-    /// a library: otherwise it takes the image's first mapping for the beginning of the library, and reads the JVM's variables at wrong addresses.
+    /// Returns the file name of the image: the original's name, so that a reader of maps recognizes it, and a digest of the
+    /// key. The colon between them tells async-profiler that the file is not a library. Otherwise async-profiler, inside a JVM, takes the image's
+    /// first mapping for the beginning of `libjvm.so`, reads the JVM's variables at wrong addresses, and crashes it.
     pub fn image_name(&self, original: &Path) -> String {
         let mut digest = blake3::Hasher::new();
         digest.update(b"tiexec image");
