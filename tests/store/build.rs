@@ -1,7 +1,7 @@
 //! An image of the store equals its original, byte for byte, in huge pages, and tools read it like the original, even
 //! if a builder dies at any instant.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -151,6 +151,24 @@ fn assert_is_image(original: &Path, image: &Path) {
         }
         None => assert_eq!(build_id(image), None, "{what}"),
     }
+}
+
+/// A program whose section headers lie a tebibyte behind it. An image with the file's offsets would hash all that.
+#[test]
+fn a_file_with_a_long_hole() {
+    require!(is_root(), "a mount namespace needs root");
+    own_run();
+    set_up("1G");
+    let public = Public::new();
+    let path = public.add(&program("hold", Kind::DynamicNoPie), "hold", 0o755);
+    let file = std::fs::File::options().write(true).open(&path).expect("an own file");
+    let far: u64 = 1 << 40;
+    file.write_all_at(&far.to_le_bytes(), 40).expect("an own file");
+    file.set_len(far + (1 << 20)).expect("a file system with holes");
+    drop(file);
+    let image = add(&path);
+    let len = image.metadata().expect("an image").len();
+    assert!(len < 4 << 30, "{len}");
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! The layout of an image that has its file's offsets: the bytes of the file, with holes in the place of the program's data.
 //!
-//! Some tools compute where a file begins in a process from the address and the offset of one mapping, and then read
-//! the file's symbols. async-profiler reads the variables of the JVM at the addresses that it finds so in the image of `libjvm.so`,
-//! inside the JVM: with another offset it reads the wrong memory, and the JVM dies.
+//! A tool that knows only the address and the offset of one mapping computes from them where the file begins in the process. It is right
+//! with such an image, and with its program headers, symbols and build ID.
 
 use std::ops::Range;
 
@@ -37,16 +36,22 @@ impl<'data, R: ReadRef<'data>> OwnOffsets<'_, R> {
         let to = To::OwnOffsets { shift };
         let segments = segments::place(self.programs, file_len, to, self.pages).ok()?;
         let apart = self.apart(file_len)?;
+        // Nothing but text and what one segment with it holds may lie in a huge page of text.
         let is_in_text = |range: &Range<u64>| {
             segments.huge.iter().any(|huge| range.start < huge.end && huge.start < range.end)
         };
-        let len = segments.huge.last().map_or(file_len, |last| last.end.max(file_len));
         let is_less = segments::total(&segments.huge) < segments::total(huge);
-        // The parts of an image are hashed as the nodes of a tree, which has two or more.
-        if is_less || apart.iter().any(is_in_text) || len <= self.pages.pmd.bytes() {
+        if is_less || apart.iter().any(is_in_text) {
             return None;
         }
         let copies = self.copies(&segments, apart);
+        let end = copies.last().map_or(0, |last| last.to + last.len);
+        let len = segments.huge.last().map_or(end, |last| last.end.max(end));
+        // The parts of an image are hashed as the nodes of a tree, which has two or more. Holes are hashed, too, and a file may
+        // claim any.
+        if len <= self.pages.pmd.bytes() || len > segments::MAX_LEN {
+            return None;
+        }
         Some(Layout {
             len,
             copies,

@@ -10,7 +10,7 @@ use crate::addr::{AddrRange, Pages, RemoteAddr};
 
 /// How far the segments may reach, in bytes. Beyond this limit are files whose segments are far apart
 /// for a special reason. The range between segments is a hole, and yet is hashed.
-const MAX_LEN: u64 = 4 << 30;
+pub(super) const MAX_LEN: u64 = 4 << 30;
 
 /// One LOAD segment with bytes in the file.
 #[derive(Clone, Copy, Debug)]
