@@ -3,6 +3,7 @@
 //! A tool that knows only the address and the offset of one mapping computes from them where the file begins in the process. It is right
 //! with such an image, and with its program headers, symbols and build ID.
 
+use std::iter::once;
 use std::ops::Range;
 
 use object::elf::{self, FileHeader64, ProgramHeader64, SectionHeader64};
@@ -114,14 +115,15 @@ impl<'data, R: ReadRef<'data>> OwnOffsets<'_, R> {
             let [offset, len] = [note.p_offset, note.p_filesz].map(|it| it.get(LittleEndian));
             offset..offset.saturating_add(len)
         });
+        let table = programs..programs.saturating_add(size_of_val(self.programs) as u64);
         let file_len = self.file.len().unwrap_or(0);
         let mut ranges: Vec<Range<u64>> = kept
             .iter()
             .map(|copy| copy.from..copy.from + copy.len)
             .chain(apart)
             .chain(notes)
-            .chain([0..ElfHeader::LEN as u64])
-            .chain([programs..programs.saturating_add(size_of_val(self.programs) as u64)])
+            .chain(once(0..ElfHeader::LEN as u64))
+            .chain(once(table))
             .map(|range| range.start..range.end.min(file_len))
             .filter(|range| range.start < range.end)
             .collect();
