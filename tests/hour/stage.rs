@@ -318,7 +318,7 @@ impl Stage {
     /// Notes the state of all services before TiExec works on them.
     pub(crate) fn note_plain(&self) {
         for service in &self.services {
-            *service.plain.borrow_mut() = text(self.main(service.unit()));
+            *service.plain.borrow_mut() = self.text(service);
         }
         *self.untouched.borrow_mut() = state(self.main(EXCHANGE));
     }
@@ -345,7 +345,20 @@ impl Stage {
                 assert!(left.is_empty(), "{unit}: process {pid} has {left:?}");
             }
         }
-        assert_eq!(text(self.main(unit)), *service.plain.borrow(), "{unit}");
+        assert_eq!(self.text(service), *service.plain.borrow(), "{unit}");
+    }
+
+    /// The mappings of text of the main process, sorted, because libraries may lie in any order. A unit's `ExecPaths=` is a mount of the program's file. The kernel takes
+    /// it away when an upgrade replaces the file, and calls the file `/` then.
+    fn text(&self, service: &Service) -> Vec<String> {
+        let program = format!(" {OPT}/{}", service.kept.name());
+        let named = |line: String| match line.strip_suffix(" /") {
+            Some(rest) => rest.to_owned() + &program,
+            None => line,
+        };
+        let mut all: Vec<String> = text(self.main(service.unit())).into_iter().map(named).collect();
+        all.sort();
+        all
     }
 
     /// Whether a process of the service has copies of TiExec's.
@@ -477,8 +490,5 @@ fn text(pid: i32) -> Vec<String> {
         let is_text = rest.split(' ').next()?.contains('x') && rest.contains(" /");
         is_text.then_some(format!("{:x} {rest}", number(end)? - number(start)?))
     };
-    let mut all: Vec<String> = files_joined(pid).into_iter().filter_map(without_address).collect();
-    // Libraries may lie in any order.
-    all.sort();
-    all
+    files_joined(pid).into_iter().filter_map(without_address).collect()
 }

@@ -54,6 +54,8 @@ use self::work::Agenda;
 pub const EVERY: Duration = Duration::from_secs(60);
 /// The same if the kernel does not report execs.
 const POLL: Duration = Duration::from_secs(1);
+/// How long the agent's end waits for the end of the timing of jumps.
+const LAST: Duration = Duration::from_secs(5);
 /// The longest wait between two checks for events and ends of processes.
 const TICK: Duration = Duration::from_millis(500);
 /// The longest wait between two checks whether a canary was killed.
@@ -364,6 +366,14 @@ impl<'a> Agent<'a> {
                 Some(_) => {
                     self.end_canary();
                     self.withdraw();
+                    // On cgroup v1, systemd does not see the end of what is left in a stopped service, and waits for minutes.
+                    if let Some(mut timing) = timing {
+                        timing.stop();
+                        let until = Instant::now() + LAST;
+                        while !matches!(timing.hear(), Heard::End) && Instant::now() < until {
+                            std::thread::sleep(Duration::from_millis(5));
+                        }
+                    }
                     return;
                 }
             }
