@@ -90,8 +90,8 @@ impl Tally {
     }
 }
 
-/// Returns the outcome of an attach or a revert. The command may find that a process cannot be stopped now, or that there is no memory. It
-/// then has changed nothing. It must not fail in another way.
+/// Returns the outcome of an attach or a revert: done, or why the command has changed nothing, such as a process that cannot be
+/// stopped now, or too little memory. Panics if the command fails in another way.
 pub(crate) fn outcome(done: &Done) -> String {
     let code = done.status.code();
     if code == Some(0) {

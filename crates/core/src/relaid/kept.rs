@@ -3,15 +3,13 @@
 //! Processes map text from the image and nothing else; the program's data stays in its own file. An image lies in
 //! memory, so each part that nobody reads from it is a hole.
 
-use std::ops::Range;
-
 use object::elf::{self, FileHeader64, SectionHeader64};
 use object::endian::LittleEndian;
 use object::read::elf::{FileHeader, SectionHeader};
 use object::read::{ReadRef, StringTable};
 
 use super::Copied;
-use super::segments::Segments;
+use super::segments::{Segments, union};
 use crate::addr::AddrRange;
 
 /// Sections that profilers and debuggers read, but whose type data sections have, too: call frames, Go's table of
@@ -37,15 +35,7 @@ pub(super) fn kept<'data, R: ReadRef<'data>>(
         start.get().wrapping_add(segments.shift)..end.get().wrapping_add(segments.shift)
     };
     let texts = segments.texts.iter().map(in_image);
-    let mut all: Vec<Range<u64>> = read.chain(texts).chain(segments.huge.iter().cloned()).collect();
-    all.sort_by_key(|range| range.start);
-    let mut joined: Vec<Range<u64>> = Vec::new();
-    for range in all {
-        match joined.last_mut() {
-            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
-            _ => joined.push(range),
-        }
-    }
+    let joined = union(read.chain(texts).chain(segments.huge.iter().cloned()).collect());
     let mut kept = Vec::new();
     for copy in &segments.copies {
         let first = joined.partition_point(|range| range.end <= copy.to);

@@ -38,14 +38,13 @@ impl<'data, R: ReadRef<'data>> OwnOffsets<'_, R> {
         let segments = segments::place(self.programs, file_len, to, self.pages).ok()?;
         let apart = self.apart(file_len)?;
         // Nothing but text and what one segment with it holds may lie in a huge page of text.
-        let is_in_text = |range: &Range<u64>| {
-            segments.huge.iter().any(|huge| range.start < huge.end && huge.start < range.end)
-        };
+        let is_in_text =
+            |range: &Range<u64>| segments.huge.iter().any(|huge| segments::overlap(range, huge));
         let is_less = segments::total(&segments.huge) < segments::total(huge);
         if is_less || apart.iter().any(is_in_text) {
             return None;
         }
-        let copies = self.copies(&segments, apart);
+        let copies = self.copies(&segments, apart, file_len);
         let end = copies.last().map_or(0, |last| last.to + last.len);
         let len = segments.huge.last().map_or(end, |last| last.end.max(end));
         // The parts of an image are hashed as the nodes of a tree, which has two or more. Holes are hashed, too, and a file may
@@ -108,7 +107,7 @@ impl<'data, R: ReadRef<'data>> OwnOffsets<'_, R> {
     }
 
     /// Returns what the image holds of the file: text, what is `apart`, the headers, and what tools read of other segments.
-    fn copies(&self, segments: &Segments, apart: Vec<Range<u64>>) -> Vec<Copied> {
+    fn copies(&self, segments: &Segments, apart: Vec<Range<u64>>, file_len: u64) -> Vec<Copied> {
         let kept = kept::kept(self.header, self.sections, self.sections, self.file, segments);
         let programs = self.header.e_phoff.get(LittleEndian);
         let notes = self.programs.iter().filter(|header| is(header, elf::PT_NOTE)).map(|note| {
@@ -116,8 +115,7 @@ impl<'data, R: ReadRef<'data>> OwnOffsets<'_, R> {
             offset..offset.saturating_add(len)
         });
         let table = programs..programs.saturating_add(size_of_val(self.programs) as u64);
-        let file_len = self.file.len().unwrap_or(0);
-        let mut ranges: Vec<Range<u64>> = kept
+        let ranges = kept
             .iter()
             .map(|copy| copy.from..copy.from + copy.len)
             .chain(apart)
@@ -125,18 +123,8 @@ impl<'data, R: ReadRef<'data>> OwnOffsets<'_, R> {
             .chain(once(0..ElfHeader::LEN as u64))
             .chain(once(table))
             .map(|range| range.start..range.end.min(file_len))
-            .filter(|range| range.start < range.end)
-            .collect();
-        ranges.sort_by_key(|range| range.start);
-        let mut copies: Vec<Copied> = Vec::new();
-        for Range { start, end } in ranges {
-            match copies.last_mut() {
-                Some(last) if start <= last.from + last.len => {
-                    last.len = last.len.max(end - last.from);
-                }
-                _ => copies.push(Copied { from: start, to: start, len: end - start }),
-            }
-        }
-        copies
+            .filter(|range| range.start < range.end);
+        let copied = |Range { start, end }| Copied { from: start, to: start, len: end - start };
+        segments::union(ranges.collect()).into_iter().map(copied).collect()
     }
 }

@@ -89,7 +89,7 @@ pub(super) struct Segments {
     pub(super) pmd: u64,
 }
 
-/// Where the image holds the LOAD segments.
+/// The place of the LOAD segments in the image.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum To {
     /// Behind the first `front` bytes, all at the same distance from their vaddrs, for a process where they lie at their
@@ -180,9 +180,8 @@ fn huge_text(
     file_len: u64,
     pmd: u64,
 ) -> Vec<Range<u64>> {
-    let meets =
-        |page: &Range<u64>, other: &Range<u64>| other.start < page.end && page.start < other.end;
-    let huge = huge_pages(texts, pmd, &|_, page| !closed.iter().any(|closed| meets(page, closed)));
+    let is_closed = |page: &Range<u64>| closed.iter().any(|closed| overlap(page, closed));
+    let huge = huge_pages(texts, pmd, &|_, page| !is_closed(page));
     let holes = total(&huge).saturating_sub(copied_in(copies, &huge));
     if holes <= total(texts).min(file_len) {
         return huge;
@@ -211,6 +210,24 @@ fn huge_pages(
         }
     }
     huge
+}
+
+/// Returns whether two ranges have a byte in common.
+pub(super) fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+/// Sorts the ranges, and joins those that overlap or adjoin.
+pub(super) fn union(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
 }
 
 /// Returns the length of the ranges together.
