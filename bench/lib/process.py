@@ -12,19 +12,21 @@ PATIENCE = 60  # seconds for a program to reach its first write
 WRITES = {"x86_64": (1, 20), "aarch64": (64, 66)}  # write(2), writev(2)
 
 
-def spawn(argv, descriptors):
-    """Starts argv with its descriptors 0 to 2 taken from `descriptors`, a dict."""
+def spawn(argv, descriptors, environment=None):
+    """Starts argv with its descriptors 0 to 2 taken from `descriptors`, a dict, and with `environment` added to its own."""
     actions = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in descriptors.items()]
     # Python ignores SIGPIPE, and the programs would inherit that.
-    return os.posix_spawn(argv[0], argv, os.environ, file_actions=actions, setsigdef=[signal.SIGPIPE])
+    environment = {**os.environ, **(environment or {})}
+    return os.posix_spawn(argv[0], argv, environment, file_actions=actions, setsigdef=[signal.SIGPIPE])
 
 
-def finished(argv):
-    """Runs argv to its end; returns its wall time in seconds and what it used. Stdin and stdout are /dev/null."""
+def finished(argv, environment=None, silent=False):
+    """Runs argv to its end; returns its wall time in seconds and what it used. Stdin and stdout are /dev/null, stderr too if `silent`."""
     null = os.open(os.devnull, os.O_RDWR)
     try:
+        descriptors = {0: null, 1: null, **({2: null} if silent else {})}
         begin = time.perf_counter()
-        pid = spawn(argv, {0: null, 1: null})
+        pid = spawn(argv, descriptors, environment)
         _, status, usage = os.wait4(pid, 0)
         end = time.perf_counter()
     finally:
@@ -34,10 +36,10 @@ def finished(argv):
     return end - begin, usage
 
 
-def run(argv):
-    """Runs argv to its end; returns (milliseconds, minor faults)."""
-    wall, usage = finished(argv)
-    return wall * 1000, usage.ru_minflt
+def run(argv, preload=None):
+    """Runs argv to its end, with `preload` as its LD_PRELOAD; returns (milliseconds, those of a processor, minor faults)."""
+    wall, usage = finished(argv, {"LD_PRELOAD": preload} if preload else None, silent=preload is not None)
+    return wall * 1000, (usage.ru_utime + usage.ru_stime) * 1000, usage.ru_minflt
 
 
 def seconds(argv):

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tiexec_core::config::Settings;
 use tiexec_core::plan::Plan;
 use tiexec_core::proc::stat;
-use tiexec_core::report::Report;
+use tiexec_core::report::{JitArea, Report};
 use tiexec_core::skip::{FailureKind, Reason};
 use tiexec_remap::Failure;
 use tiexec_remap::attach::{
@@ -127,7 +127,8 @@ impl LockedTarget {
     pub fn this() -> Result<Self, Failure> {
         let target = this_process()?;
         let lock = Lock::take(&target.process)?;
-        Ok(Self { target, lock, search: Search::ONLY, temporary: false, workers: Workers::none() })
+        let workers = Workers::of_this_process();
+        Ok(Self { target, lock, search: Search::ONLY, temporary: false, workers })
     }
 
     /// Returns the order to treat the process. Its deadline is that of staging, not that of a launch.
@@ -162,7 +163,7 @@ impl LockedTarget {
         order: &AttachOrder<'_>,
         images: &mut Images,
     ) -> Result<Treated, Failure> {
-        let treated = treated(order, || attach(order, images))?;
+        let treated = done(order, || attach(order, images))?.reported(order);
         if !self.temporary && !order.policy.dry_run {
             self.note_reverted(None);
         }
@@ -174,7 +175,8 @@ impl LockedTarget {
         Ok(treated)
     }
 
-    /// Does the same with this very process; the calling thread makes the system calls. The journal gets no record.
+    /// Does the same with this very process; the calling thread makes the system calls. The journal gets no record, and
+    /// the caller decides whether anybody reads a report.
     ///
     /// # Errors
     /// As [`treat_once`](Self::treat_once).
@@ -183,8 +185,8 @@ impl LockedTarget {
         order: &AttachOrder<'_>,
         images: &mut Images,
         local: Local,
-    ) -> Result<Treated, Failure> {
-        treated(order, || attach_here(order, images, local))
+    ) -> Result<Done, Failure> {
+        done(order, || attach_here(order, images, local))
     }
 
     /// Writes a record of work that could not begin and is not tried again.
@@ -302,17 +304,31 @@ impl Treated {
     }
 }
 
-fn treated(
+/// The work on a process, before anybody looks at what the kernel shows afterwards.
+#[derive(Debug)]
+pub struct Done {
+    attached: Attached,
+    jit: Vec<JitArea>,
+}
+
+impl Done {
+    /// Adds the report. It costs a second look at the process.
+    pub fn reported(self, order: &AttachOrder<'_>) -> Treated {
+        let Self { attached, jit } = self;
+        let report = Report { jit, ..tiexec_remap::verify::report(order, &attached) };
+        Treated { attached, report }
+    }
+}
+
+fn done(
     order: &AttachOrder<'_>,
     attach: impl FnOnce() -> Result<Attached, Failure>,
-) -> Result<Treated, Failure> {
+) -> Result<Done, Failure> {
     let Policy { select, pages, .. } = order.policy;
     let attached =
         if select.text() { attach()? } else { Attached::planned(Plan::nothing(pages.pmd)) };
     let jit = if select.jit { collapse_jit(order)? } else { Vec::new() };
-    let mut report = tiexec_remap::verify::report(order, &attached);
-    report.jit = jit;
-    Ok(Treated { attached, report })
+    Ok(Done { attached, jit })
 }
 
 /// Returns whether the process has TiExec's text; false if TiExec cannot read the process.

@@ -12,6 +12,7 @@ use tiexec_core::proc::cgroup::memory_cgroup;
 use tiexec_core::proc::meminfo;
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::cgroup_namespace;
+use tiexec_sys::kernel_file;
 use tiexec_sys::procfs::ProcDir;
 
 use tiexec_tracee::Failure;
@@ -168,8 +169,7 @@ fn left_in(directory: &Path, unified: bool) -> Option<u64> {
         ("memory.limit_in_bytes", "memory.usage_in_bytes")
     };
     // "max" does not parse, and counts as no limit. cgroup v1 writes a number beyond any memory instead.
-    let read =
-        |name| std::fs::read_to_string(directory.join(name)).ok()?.trim().parse::<u64>().ok();
+    let read = |name| kernel_file::read(directory.join(name)).ok()?.trim().parse::<u64>().ok();
     let limit = read(limit)?;
     Some(limit.saturating_sub(read(usage)?))
 }

@@ -303,10 +303,9 @@ pub fn originals(process: &ProcDir, workers: &Workers, entries: &[Area], pages: 
     Layouts::new(process, workers, &vmas, pages).originals(entries)
 }
 
-/// Returns the marks of a process's address space.
-pub(crate) fn marks(process: &ProcDir, pages: Pages) -> Option<Marks> {
-    let auxv = process.read("auxv").ok()?;
-    Marks::of(auxv::get(&auxv, auxv::AT_RANDOM)?, pages)
+/// Returns the marks of an address space, by what its auxv says.
+pub(crate) fn marks(auxv: &[u8], pages: Pages) -> Option<Marks> {
+    Marks::of(auxv::get(auxv, auxv::AT_RANDOM)?, pages)
 }
 
 /// Returns whether a process has TiExec's text, or mappings that a dead TiExec left; `None` if TiExec cannot read
@@ -316,9 +315,10 @@ pub fn has_text_of_ours(process: &ProcDir, pages: Pages) -> Option<bool> {
         Err(SysError { errno: Errno::SRCH | Errno::NOENT, .. }) => return Some(false),
         vmas => vmas.ok()?,
     };
-    if vmas.iter().any(|vma| vma.is_text() && is_ours(vma))
-        || marks(process, pages).is_some_and(|marks| !marks.left(&vmas).is_empty())
-    {
+    if vmas.iter().any(|vma| vma.is_text() && is_ours(vma)) || {
+        let marks = process.read("auxv").ok().and_then(|auxv| marks(&auxv, pages));
+        marks.is_some_and(|marks| !marks.left(&vmas).is_empty())
+    } {
         return Some(true);
     }
     let workers = Workers::none();

@@ -43,7 +43,7 @@ pub(crate) fn open_mapped(
     if let Some(known) = file.as_ref().and_then(|file| workers.known(file)) {
         return Ok(TargetFile::Apart(known));
     }
-    let trusted = credentials::are_ours(process);
+    let trusted = workers.trust(process);
     let file = match file {
         Some(file) => {
             if !trusted {
@@ -52,7 +52,7 @@ pub(crate) fn open_mapped(
             must_be_regular(&file, vma)?;
             file
         }
-        None => by_path(process, vma, trusted)?,
+        None => by_path(process, workers, vma, trusted)?,
     };
     match workers.open(&file)? {
         Some(opened) => Ok(TargetFile::Apart(opened)),
@@ -100,12 +100,17 @@ fn by_mapping(process: &ProcDir, vma: &Vma) -> Result<Option<PathFile>, Failure>
     }
 }
 
-fn by_path(process: &ProcDir, vma: &Vma, trusted: bool) -> Result<PathFile, Failure> {
+fn by_path(
+    process: &ProcDir,
+    workers: &Workers,
+    vma: &Vma,
+    trusted: bool,
+) -> Result<PathFile, Failure> {
     let refused = |what: &str| {
         let what = format!("{}: {what}", vma.path().shown());
         Failure::new(FailureKind::FileGone, what)
     };
-    if !process.has_our_mounts() {
+    if !workers.share_mounts(process) {
         return Err(refused(
             "the process is in another mount namespace, and only root of the machine may take a file from its mapping",
         ));

@@ -78,6 +78,9 @@ pub(crate) fn bring(
     deadline: Option<Instant>,
 ) -> Result<Prepared, Failure> {
     let mut prepared = Prepared::default();
+    if chunks.is_empty() {
+        return Ok(prepared);
+    }
     headroom::check_cache(total(chunks))?;
     let asked = total(chunks);
     // Touching a hole of a tmpfs would allocate memory for it.
@@ -107,8 +110,11 @@ pub(crate) fn bring(
         let mut huge = mapping.huge_parts().map_err(unseen)?;
         if !late && total(&huge) < run.end - run.start {
             let small = missing(&run, &huge, pages);
-            late = !collapse(&mapping, &small, pages, deadline);
-            huge = mapping.huge_parts().map_err(unseen)?;
+            let collapsed = collapse(&mapping, &small, pages, deadline);
+            late = !collapsed.in_time;
+            if collapsed.any {
+                huge = mapping.huge_parts().map_err(unseen)?;
+            }
         }
         if !huge.is_empty() {
             let _reclaimed_sooner = mapping.advise_normal();
@@ -225,28 +231,38 @@ fn touch(
     true
 }
 
-/// Has the kernel collapse the cached small folios into huge ones, where it can. Returns whether it finished in
-/// time.
+/// The result of collapsing small folios.
+struct Collapsed {
+    /// True if any became huge.
+    any: bool,
+    /// True if the deadline left time for all.
+    in_time: bool,
+}
+
+/// Has the kernel collapse the cached small folios into huge ones, where it can.
 fn collapse(
     mapping: &FileMapping,
     small: &[Range<u64>],
     pages: Pages,
     deadline: Option<Instant>,
-) -> bool {
+) -> Collapsed {
+    let mut collapsed = Collapsed { any: false, in_time: true };
     for page in small {
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return false;
+            collapsed.in_time = false;
+            break;
         }
         match mapping.collapse(page) {
             Ok(()) => {
                 touch(mapping, std::iter::once(page.clone()), pages, None);
+                collapsed.any = true;
             }
             // The kernel cannot do it for this file.
             Err(error) if error.errno == Errno::INVAL => break,
             Err(_passing) => {}
         }
     }
-    true
+    collapsed
 }
 
 /// Merges ranges that adjoin.

@@ -39,7 +39,10 @@ pub(crate) fn begin() {
         machine.complaints().for_each(|complaint| warn(&complaint));
     }
     if texts::could_gain(settings) {
-        tell(settings, treat::at_start(settings));
+        let is_read = settings.verbose || settings.report.is_some();
+        if let Some(treated) = treat::at_start(settings, is_read).transpose() {
+            tell(settings, treated);
+        }
     }
     settle::begin(settings);
 }

@@ -51,7 +51,7 @@ fn look(settings: &Settings, mut seen: Vec<(AddrRange, FileId)>, until: Instant)
         }
         let now = texts::mapped();
         if now != seen {
-            let _nothing_is_lost = treat::at_start(settings);
+            let _nothing_is_lost = treat::at_start(settings, false);
             seen = now;
             pauses.restart();
         }

@@ -3,10 +3,10 @@
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::report::Report;
 use tiexec_core::skip::{FailureKind, SkipReason};
-use tiexec_engine::locked_target::{LockedTarget, this_process};
+use tiexec_engine::locked_target::{Done, LockedTarget, this_process};
 use tiexec_engine::policy::policy;
 use tiexec_engine::settings::MachineSettings;
-use tiexec_remap::attach::{PrivateCopies, Reverted};
+use tiexec_remap::attach::{AttachOrder, PrivateCopies, Reverted};
 use tiexec_remap::images::Images;
 use tiexec_remap::{Failure, verify};
 use tiexec_sys::{Errno, SysError, local};
@@ -31,12 +31,18 @@ pub fn attach(settings: &Settings) -> Result<Report, Failure> {
         if settings.is_off() || MachineSettings::read().settings.is_off() {
             return Err(Failure::new(SkipReason::Disabled, ""));
         }
-        treat(settings, PrivateCopies::All, local)
+        treat(settings, PrivateCopies::All, local, |order, done| done.reported(order).report)
     })
 }
 
-/// Does the same without a check of the switches; `copies` says what may be copied for this process alone.
-fn treat(settings: &Settings, copies: PrivateCopies, local: Local) -> Result<Report, Failure> {
+/// Does the same without a check of the switches; `copies` says what may be copied for this process alone, and `told`
+/// makes the result.
+fn treat<T>(
+    settings: &Settings,
+    copies: PrivateCopies,
+    local: Local,
+    told: impl FnOnce(&AttachOrder<'_>, Done) -> T,
+) -> Result<T, Failure> {
     let locked = LockedTarget::this()?;
     let mut policy = policy(settings, false)?;
     // Images of the store are for launches, which move a program to where its image fits.
@@ -44,18 +50,26 @@ fn treat(settings: &Settings, copies: PrivateCopies, local: Local) -> Result<Rep
     let mut order = locked.order(policy);
     order.policy.deadline = settings.deadline.unwrap_or(order.policy.deadline);
     order.private_copies = copies;
-    Ok(locked.treat_here(&order, &mut Images::default(), local)?.report)
+    let done = locked.treat_here(&order, &mut Images::default(), local)?;
+    Ok(told(&order, done))
 }
 
-/// Puts text onto huge pages as a launch does: within the time of a launch, and with copies of libraries only if the
-/// user asked for copies.
-pub(crate) fn at_start(settings: &Settings) -> Result<Report, Failure> {
-    let copies = match settings.backing {
+/// Returns which text is copied at the start: that of the program, and that of libraries only if the user asked for copies.
+pub(crate) const fn copies_at_start(settings: &Settings) -> PrivateCopies {
+    match settings.backing {
         BackingChoice::Image | BackingChoice::Hugetlb => PrivateCopies::All,
         _ => PrivateCopies::UpTo(0),
-    };
+    }
+}
+
+/// Puts text onto huge pages as a launch does, within the time of a launch. Makes a report only if `wants_report`: the report
+/// needs a second look at the process.
+pub(crate) fn at_start(settings: &Settings, wants_report: bool) -> Result<Option<Report>, Failure> {
+    let copies = copies_at_start(settings);
     let settings = Settings { deadline: Some(settings.deadline()), ..settings.clone() };
-    alone(|local| treat(&settings, copies, local))
+    let told =
+        |order: &AttachOrder<'_>, done: Done| wants_report.then(|| done.reported(order).report);
+    alone(|local| treat(&settings, copies, local, told))
 }
 
 /// Puts the files' own text back, after comparing its bytes.

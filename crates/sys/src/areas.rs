@@ -183,7 +183,14 @@ fn by_scan(
                 return Ok(area);
             }
             let wanted = pagemap_scan::PRESENT | pagemap_scan::HUGE;
-            for found in scan(pagemap, range, wanted, wanted | pagemap_scan::FILE)? {
+            // To tell whether a page is a file's, the kernel looks at more than the page table. So it is asked that only about
+            // the huge parts.
+            let told = wanted | pagemap_scan::FILE;
+            let mut parts = Vec::new();
+            for huge in scan(pagemap, range, wanted, wanted)? {
+                parts.extend(scan(pagemap, huge.range, wanted, told)?);
+            }
+            for found in parts {
                 let ends = (RemoteAddr::new(found.range.start), RemoteAddr::new(found.range.end));
                 if let Some(part) = AddrRange::new(ends.0, ends.1) {
                     area.add_huge(part, found.kinds & pagemap_scan::FILE != 0);

@@ -10,11 +10,15 @@ use tiexec_core::proc::buddyinfo;
 
 use crate::error::SysError;
 use crate::kernel_file;
+use crate::procfs::read_to_end;
 use crate::reservation::{MADV_COLLAPSE, Reservation};
 
 /// Returns how many huge pages are free on the machine; `None` if the kernel does not say.
 pub fn free_huge_pages(pages: Pages) -> Option<u64> {
-    let text = std::fs::read("/proc/buddyinfo").ok()?;
+    /// A line has fewer than 100 bytes, and a node has at most five.
+    const LONGEST: u64 = 1 << 20;
+    let file = std::fs::File::open("/proc/buddyinfo").ok()?;
+    let text = read_to_end(file, LONGEST, "read(/proc/buddyinfo)").ok()?;
     Some(buddyinfo::free_blocks(&text, pages.pmd.bits() - pages.base.bits()))
 }
 

@@ -24,6 +24,7 @@ pub mod interrupt;
 pub mod jump_timing;
 pub mod kernel_file;
 pub mod lease;
+pub mod loaded;
 pub mod local;
 pub mod memory;
 pub mod numa_nodes;

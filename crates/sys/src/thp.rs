@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 use tiexec_core::addr::{PageSize, Pages};
 use tiexec_core::order;
 
+use crate::kernel_file;
+
 /// The directory in which the kernel shows its THP settings.
 pub const DIRECTORY: &str = "/sys/kernel/mm/transparent_hugepage";
 
@@ -44,7 +46,7 @@ pub fn pages() -> Option<Pages> {
 
 fn find_pages() -> Option<Pages> {
     let base = base_page()?;
-    let text = std::fs::read_to_string(format!("{DIRECTORY}/hpage_pmd_size")).ok();
+    let text = kernel_file::read(format!("{DIRECTORY}/hpage_pmd_size")).ok();
     let pmd = match text {
         Some(text) => PageSize::new(text.trim().parse().ok()?)?,
         // Without /sys: a page of last-level table entries, 8 bytes each, maps this much on both
@@ -59,7 +61,7 @@ fn find_pages() -> Option<Pages> {
 
 /// Returns the chosen word of a setting such as `enabled`: the one in brackets.
 pub fn knob(name: &str) -> Option<String> {
-    let text = std::fs::read_to_string(format!("{DIRECTORY}/{name}")).ok()?;
+    let text = kernel_file::read(format!("{DIRECTORY}/{name}")).ok()?;
     let chosen = text.split('[').nth(1)?.split(']').next()?;
     Some(chosen.to_owned())
 }

@@ -57,8 +57,10 @@ impl Target {
     ) -> Result<(Self, L), Failure> {
         let named = ProcDir::of(pid)
             .map_err(|error| absent(pid).unwrap_or_else(|| Failure::unreadable(error)))?;
-        let comm = named.status().map_err(Failure::unreadable)?.name.shown().to_string();
-        let task = threads::first_alive(&named, pid).ok_or_else(|| {
+        let leader = named.status().map_err(Failure::unreadable)?;
+        let comm = leader.name.shown().to_string();
+        let alive = if leader.has_mm { Some(pid) } else { threads::first_alive(&named, pid) };
+        let task = alive.ok_or_else(|| {
             let unread = || named.list("task").err().map(Failure::unreadable);
             absent(pid).or_else(unread).unwrap_or_else(gone)
         })?;

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::cgroup::{self, CgroupFiles};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, process};
+use tiexec_sys::{Pid, kernel_file, process};
 
 /// A limit below this number of processes may fit a program exactly. Each `user.slice`, each container of podman (2,048)
 /// and each pod of Kubernetes (1,024 to 4,096) has a limit that is only a guard against runaway programs.
@@ -86,7 +86,7 @@ fn is_main_process() -> bool {
 fn limits_of(cgroup: CgroupFiles) -> Vec<(PathBuf, u64)> {
     let limit = |directory: PathBuf| {
         // "max" stands for no limit, and does not parse as a number.
-        let text = std::fs::read_to_string(directory.join("pids.max")).ok()?;
+        let text = kernel_file::read(directory.join("pids.max")).ok()?;
         Some((directory, text.trim().parse().ok()?))
     };
     cgroup.directories().filter_map(limit).collect()

@@ -1,6 +1,7 @@
 //! Whether the kernel's limit allows the mappings that a switch adds to the process.
 
 use tiexec_core::skip::FailureKind;
+use tiexec_sys::kernel_file;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::Failure;
 
@@ -18,7 +19,7 @@ const BESIDE: usize = 6;
 /// # Errors
 /// `map_count`; the maps of the process cannot be read.
 pub(super) fn check(process: &ProcDir, before: usize, parts: usize) -> Result<(), Failure> {
-    let limit = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+    let limit = kernel_file::read("/proc/sys/vm/max_map_count");
     let Some(limit) = limit.ok().and_then(|text| text.trim().parse::<usize>().ok()) else {
         return Ok(());
     };

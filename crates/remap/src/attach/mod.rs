@@ -266,8 +266,7 @@ pub fn attach_here(
         ThpOn::begin(&mut local, &order.target.process)?;
     }
     let deadline = Instant::now() + order.policy.deadline;
-    let mut prepared = prepare(order, images, None, deadline)?;
-    prepared.touch_from_outside(order);
+    let prepared = prepare(order, images, None, deadline)?;
     if prepared.is_empty() {
         return Ok(prepared.attached);
     }

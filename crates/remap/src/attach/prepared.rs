@@ -59,7 +59,7 @@ pub(crate) struct Prepared {
     marks: Option<Marks>,
     /// The mappings that a dead TiExec left in the process.
     left: Vec<Vma>,
-    /// True if the process has locked some of its memory.
+    /// True if the process has locked some of its memory, and the stop covers text.
     locks: bool,
     /// True if the text may have protection keys.
     keys: bool,
@@ -188,7 +188,8 @@ pub(crate) fn prepare(
 ) -> Result<Prepared, Failure> {
     let written = Written::of(&order.target.space, order.policy.pages)?;
     let Seen { areas: mut entries, smaps_for } = snapshot::look(order)?;
-    let marks = mapped::marks(&order.target.process, order.policy.pages);
+    let auxv = order.target.space.auxv().unwrap_or_default();
+    let marks = mapped::marks(&auxv, order.policy.pages);
     let mut left = residue::find(order, marks, &entries);
     // The stop removes these mappings first, so the plan is made without them.
     entries.retain(|entry| !left.contains(&entry.vma));
@@ -221,7 +222,6 @@ pub(crate) fn prepare(
         plan = plan_running(&around, &texts.texts);
     }
     let attached = Attached { setback, smaps_for, ..Attached::planned(plan) };
-    let locks = has_locked_memory(&order.target.process);
     // If smaps was read, it has shown which text has keys.
     let keys = smaps_for.is_none() && process::has_protection_keys();
     let (staged, edges, touched) = (Vec::new(), Vec::new(), Vec::new());
@@ -235,7 +235,7 @@ pub(crate) fn prepare(
         written,
         marks,
         left,
-        locks,
+        locks: false,
         keys,
         alone: Mutex::default(),
     };
@@ -263,6 +263,7 @@ pub(crate) fn prepare(
     prepared.touched = touched.iter().map(|span| span.range).collect();
     prepared.edges = edges;
     if prepared.covers() {
+        prepared.locks = has_locked_memory(&order.target.process);
         let parts = prepared.staged.iter().map(|staged| staged.image.filled.staged.len());
         let parts = prepared.edges.len() + parts.sum::<usize>();
         mappings::check(&order.target.process, prepared.entries.len(), parts)?;

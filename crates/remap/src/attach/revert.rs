@@ -179,7 +179,8 @@ impl Work {
             failure: None,
             stop: None,
         };
-        let marks = mapped::marks(&order.target.process, order.policy.pages);
+        let auxv = order.target.space.auxv().unwrap_or_default();
+        let marks = mapped::marks(&auxv, order.policy.pages);
         let vmas: Vec<Vma> = entries.iter().map(|entry| entry.vma.clone()).collect();
         let mut originals =
             Originals { left: residue::marked(order, marks, &vmas), ..Originals::default() };

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use tiexec_core::addr::{AddrRange, PageSize, Pages};
+use tiexec_core::addr::{AddrRange, PageSize, Pages, RemoteAddr};
 use tiexec_core::proc::pagemap::{modified_pages, populated_huge_pages};
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::address_space::AddressSpace;
@@ -34,7 +34,11 @@ impl Written {
     /// # Errors
     /// `proc_unavailable`, also once the process has ended.
     pub(crate) fn huge_pages(&self, range: AddrRange) -> Result<Vec<AddrRange>, Failure> {
-        self.pages_of(range, self.pages.pmd)
+        match pagemap_scan::written(&self.pagemap, range) {
+            Ok(found) => Ok(huge_pages_of(&found, self.pages.pmd)),
+            // Before Linux 6.7, read all words: 4 KiB for each huge page.
+            Err(_) => self.pages_of(range, self.pages.pmd),
+        }
     }
 
     /// Returns the base pages of `range` that were written to, neighbours together.
@@ -44,7 +48,6 @@ impl Written {
     pub(crate) fn base_pages(&self, range: AddrRange) -> Result<Vec<AddrRange>, Failure> {
         match pagemap_scan::written(&self.pagemap, range) {
             Ok(found) => Ok(found),
-            // Before Linux 6.7, read all words.
             Err(_) => self.pages_of(range, self.pages.base),
         }
     }
@@ -109,5 +112,44 @@ impl Written {
         self.pagemap.read_exact_at(&mut bytes, at).map_err(Failure::of(unread))?;
         let words = bytes.chunks_exact(WORD as usize);
         Ok(words.filter_map(|word| word.try_into().ok().map(u64::from_ne_bytes)).collect())
+    }
+}
+
+/// Returns the huge pages in which the ranges lie, each once. The ranges are in ascending order.
+fn huge_pages_of(ranges: &[AddrRange], pmd: PageSize) -> Vec<AddrRange> {
+    let mut pages: Vec<AddrRange> = Vec::new();
+    for around in ranges.iter().filter_map(|range| range.align_outward(pmd)) {
+        let known = pages.last().map_or(around.start(), |last| last.end().max(around.start()));
+        let starts = (known.get()..around.end().get()).step_by(pmd.bytes() as usize);
+        let page = |start| AddrRange::with_len(RemoteAddr::new(start), pmd.bytes());
+        pages.extend(starts.filter_map(page));
+    }
+    pages
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_huge_page_with_several_ranges_counts_once() {
+        let pmd = PageSize::new(0x20_0000).expect("a power of two");
+        let range = |start: u64, end: u64| {
+            AddrRange::new(RemoteAddr::new(start), RemoteAddr::new(end)).expect("ascending")
+        };
+        let found = [
+            range(0x20_1000, 0x20_2000),
+            range(0x20_5000, 0x20_6000),
+            range(0x3f_f000, 0x60_1000),
+            range(0xa0_0000, 0xa0_1000),
+        ];
+        let starts = |pages: Vec<AddrRange>| -> Vec<u64> {
+            pages.iter().map(|page| page.start().get()).collect()
+        };
+        assert_eq!(
+            starts(huge_pages_of(&found, pmd)),
+            [0x20_0000, 0x40_0000, 0x60_0000, 0xa0_0000]
+        );
+        assert_eq!(huge_pages_of(&[], pmd), []);
     }
 }

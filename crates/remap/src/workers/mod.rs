@@ -61,6 +61,8 @@ const LONGEST_SESSION: Duration = Duration::from_secs(10);
 pub struct Workers {
     reader: Option<ReaderOfAll>,
     fetcher: Option<Arc<Fetcher>>,
+    /// True if the process is this one.
+    of_this_process: bool,
 }
 
 /// The reader, and the files that it has open. Processes of one program map the same files, so each file is opened once
@@ -77,7 +79,22 @@ type OpenFiles = Vec<(Version, Arc<OpenApart>)>;
 impl Workers {
     /// Returns no workers: for processes of this process's own credentials.
     pub const fn none() -> Self {
-        Self { reader: None, fetcher: None }
+        Self { reader: None, fetcher: None, of_this_process: false }
+    }
+
+    /// Returns no workers: for this very process. Its credentials are its own, so nobody compares them for each file.
+    pub const fn of_this_process() -> Self {
+        Self { reader: None, fetcher: None, of_this_process: true }
+    }
+
+    /// Returns whether the process may be trusted: it has this process's credentials.
+    pub(crate) fn trust(&self, process: &ProcDir) -> bool {
+        self.of_this_process || credentials::are_ours(process)
+    }
+
+    /// Returns whether the process is in the mount namespace of this one.
+    pub(crate) fn share_mounts(&self, process: &ProcDir) -> bool {
+        self.of_this_process || process.has_our_mounts()
     }
 
     /// Returns whether the workers have answered all requests.
@@ -189,7 +206,7 @@ impl Pool {
         } else {
             None
         };
-        let workers = Workers { reader, fetcher };
+        let workers = Workers { reader, fetcher, of_this_process: false };
         self.last = Some((kin, workers.clone()));
         Ok(workers)
     }
