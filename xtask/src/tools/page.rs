@@ -52,6 +52,9 @@ pub(super) fn cells(case: &Case, answers: &Answers) -> Vec<String> {
 fn cell(case: &Case, way: Way, plain: &[String], said: &Said) -> String {
     let unit = case.unit;
     match said {
+        Said::Lines(lines) if way == Way::Plain && lines.len() == 1 => {
+            format!("1 {}", unit.trim_end_matches('s'))
+        }
         Said::Lines(lines) if way == Way::Plain => format!("{} {unit}", lines.len()),
         Said::Lines(lines) if lines == plain => "as plain".to_owned(),
         Said::Lines(lines) => {
