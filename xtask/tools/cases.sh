@@ -28,7 +28,57 @@ gcore_core() {
 gdb_live() {
     need gdb gdb && program
     begin ./subject
-    "${gdb[@]}" -p "$pid" -ex bt 2>tool | names "${waiting[@]}"
+    gdb_names "$pid"
+}
+# gdb_names PID [FILE]: gdb takes the file for the process's program.
+gdb_names() { "${gdb[@]}" -p "$1" -ex bt ${2+"$2"} 2>>tool | names "${waiting[@]}"; }
+gdb_deleted() {
+    need gdb gdb && program
+    begin ./subject
+    rm subject
+    gdb_names "$pid" "/proc/$pid/exe"
+}
+gdb_upgraded() {
+    need gdb gdb && program
+    begin ./subject
+    # Another program takes the path, as in an upgrade of a package.
+    cp /bin/true new && mv new subject
+    gdb_names "$pid" "/proc/$pid/exe"
+}
+# A second process of the file that only the kernel has started.
+gdb_beside() {
+    need gdb gdb && program
+    begin ./subject
+    mkfifo in.beside && touch out.beside
+    ./subject <>in.beside >out.beside 2>&1 9>&- &
+    tracer=$!
+    until_true 60 "the second process" grep -qx ready out.beside
+    gdb_names "$tracer"
+    gdb_names "$pid"
+}
+# Runs the program where its file has another path, which nobody else sees.
+in_container() {
+    front=(unshare --mount --propagation=private --fork sh -ec 'mount --bind "$PWD" /mnt && cd /mnt && exec "$@"' sh)
+    begin ./subject
+    [ "$(readlink "/proc/$pid/exe")" = /mnt/subject ] || fail "the program is not in its own mount namespace"
+}
+gdb_container() {
+    need gdb gdb && program
+    in_container
+    gdb_names "$pid"
+}
+gdb_in_container() {
+    need gdb gdb && program
+    in_container
+    nsenter --mount="/proc/$pid/ns/mnt" "${gdb[@]}" -p "$pid" -ex bt 2>tool | names "${waiting[@]}"
+}
+perf_container() {
+    can_perf && program
+    in_container
+    record
+    spin
+    stop_recording
+    most_sampled
 }
 gdb_breakpoint() {
     need gdb gdb && program

@@ -43,6 +43,11 @@ const SEGMENT: &str = "libunwind looks for the segment of the file that begins w
 
 pub(super) const CASES: &[Case] = &[
     names("gdb_live", "gdb, backtrace of a running program", ""),
+    names("gdb_deleted", "gdb with `/proc/PID/exe`, the file deleted", ""),
+    names("gdb_upgraded", "gdb with `/proc/PID/exe`, another program at its path", ""),
+    names("gdb_beside", "gdb, two processes of one file, one of them plain", ""),
+    names("gdb_container", "gdb, a program in another mount namespace", ""),
+    names("gdb_in_container", "gdb, in the program's mount namespace", ""),
     names("gdb_breakpoint", "gdb, breakpoint in a running program", ""),
     names("gdb_core", "gdb, core dump by the kernel", ""),
     names("gdb_gcore", "gdb, core dump by `gcore`", ""),
@@ -55,6 +60,7 @@ pub(super) const CASES: &[Case] = &[
     names("systemd_coredump", "systemd-coredump, trace in the journal", ""),
     names("perf_before", "`perf record`, begun before", PERF),
     names("perf_after", "`perf record`, begun after", PERF),
+    names("perf_container", "`perf record`, a program in another mount namespace", PERF),
     Case { unit: "build ID", ..names("perf_build_ids", "`perf buildid-list`, begun after", PERF) },
     names("bpftrace_uprobe", "bpftrace, uprobe", UPROBE),
     names("bpftrace_stack", "bpftrace, user stack", PERF),
