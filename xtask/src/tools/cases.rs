@@ -30,9 +30,9 @@ const ASYNC_PROFILER: &str = "async-profiler looks for the JVM's symbols in the 
     reads, so it finds none, or less, if the copy comes first: that differs from start to start. Use the page cache.";
 const UPROBE: &str =
     "The kernel sets a uprobe in mappings of the probed file, and a copy is another file.";
-const BCC: &str = "bcc opens the file that `/proc/PID/maps` has at the address, and a memfd cannot be opened by that name. Use a perf that begins \
-    before, or a store.";
-const RBSPY: &str = "rbspy takes the first executable mapping with libruby's name for the begin of libruby's text. A copy divides the text, and has \
+const BCC: &str = "bcc opens the file that `/proc/PID/maps` has at the address, and a memfd cannot be opened by that name. Use a \
+    store.";
+const RBSPY: &str = "rbspy takes the first executable mapping with libruby's name for the start of libruby's text. A copy divides the text, and has \
     the name, too. Run `tiexecctl revert PID` first.";
 const MODULE: &str = "The minidump has the copy as a module with a name of its own, for which a symbol server has no symbols. Look the address up in the \
     program's file.";
