@@ -28,7 +28,57 @@ gcore_core() {
 gdb_live() {
     need gdb gdb && program
     begin ./subject
-    "${gdb[@]}" -p "$pid" -ex bt 2>tool | names "${waiting[@]}"
+    gdb_names "$pid"
+}
+# gdb_names PID [FILE]: gdb takes the file for the process's program.
+gdb_names() { "${gdb[@]}" -p "$1" -ex bt ${2+"$2"} 2>>tool | names "${waiting[@]}"; }
+gdb_deleted() {
+    need gdb gdb && program
+    begin ./subject
+    rm subject
+    gdb_names "$pid" "/proc/$pid/exe"
+}
+gdb_upgraded() {
+    need gdb gdb && program
+    begin ./subject
+    # Another program takes the path, as in an upgrade of a package.
+    cp /bin/true new && mv new subject
+    gdb_names "$pid" "/proc/$pid/exe"
+}
+# A second process of the file that only the kernel has started.
+gdb_beside() {
+    need gdb gdb && program
+    begin ./subject
+    mkfifo in.beside && touch out.beside
+    ./subject <>in.beside >out.beside 2>&1 9>&- &
+    tracer=$!
+    until_true 60 "the second process" grep -qx ready out.beside
+    gdb_names "$tracer"
+    gdb_names "$pid"
+}
+# Runs the program where its file has another path, which nobody else sees.
+in_container() {
+    front=(unshare --mount --propagation=private --fork sh -ec 'mount --bind "$PWD" /mnt && cd /mnt && exec "$@"' sh)
+    begin ./subject
+    [ "$(readlink "/proc/$pid/exe")" = /mnt/subject ] || fail "the program is not in its own mount namespace"
+}
+gdb_container() {
+    need gdb gdb && program
+    in_container
+    gdb_names "$pid"
+}
+gdb_in_container() {
+    need gdb gdb && program
+    in_container
+    nsenter --mount="/proc/$pid/ns/mnt" "${gdb[@]}" -p "$pid" -ex bt 2>tool | names "${waiting[@]}"
+}
+perf_container() {
+    can_perf && program
+    in_container
+    record
+    spin
+    stop_recording
+    most_sampled
 }
 gdb_breakpoint() {
     need gdb gdb && program
@@ -187,6 +237,28 @@ bpftrace_stack() {
     timeout 60 bpftrace -p "$pid" -e "profile:hz:99 /pid == $pid/ { printf(\"%s\\n\", ustack()); exit(); }" >tool 2>tool.err || skip "bpftrace does not run: $(tail -n 1 tool.err)"
     names spin_inner spin_outer main <tool
 }
+# bcc's tools that need no kernel headers. They trace for two seconds.
+bcc_uprobe() {
+    bcc funclatency -d 2 :probed
+    if grep -q '[0-9] -> ' tool; then echo probed; fi
+}
+bcc_stack() {
+    bcc offcputime 2
+    names wait_outer main <tool | sort -u
+}
+# bcc TOOL ARGUMENT…: traces the program while it calls a function again and again.
+bcc() {
+    need "$1" libbpf-tools && program
+    begin ./subject
+    timeout 60 "$1" -p "$pid" "${@:2}" >tool 2>tool.err &
+    tracer=$!
+    while kill -0 "$tracer" 2>/dev/null; do
+        say call
+        sleep 0.1
+    done
+    wait "$tracer" || skip "$1 does not run: $(tail -n 1 tool.err)"
+    tracer=
+}
 gperftools() {
     need google-pprof google-perftools
     program '' -Wl,--no-as-needed -lprofiler || skip "no libprofiler (Debian's libgoogle-perftools-dev)"
@@ -240,6 +312,11 @@ glibc() {
 }
 libunwind() {
     program trace_libunwind.c -lunwind || skip "no libunwind (Debian's libunwind-dev)"
+    own_trace
+}
+libbacktrace() {
+    compile=-DBOOST_STACKTRACE_LINK
+    program trace_boost.cc -lboost_stacktrace_backtrace -ldl || skip "no Boost.Stacktrace (Debian's libboost-stacktrace-dev)"
     own_trace
 }
 boost() {
@@ -381,6 +458,20 @@ py_spy() {
     python
     py-spy dump --pid "$pid" 2>tool | names inner outer '<module>' module
 }
+rb_spy() {
+    PATH=$PATH:$(echo "$CACHE"/rbspy-*/bin)
+    need rbspy "crates.io's rbspy"
+    need ruby ruby
+    local library
+    library=$(ldd "$(readlink -f "$(command -v ruby)")" | awk '$1 ~ /^libruby/ { print $3 }')
+    [ -e "$library" ] || skip "this ruby has no libruby"
+    [ "$WAY" != pagecache ] || skip "the text of libruby holds no whole huge page of the file"
+    private "$(readlink -f "$library")" "$(basename "$library")"
+    options=(--edges=aggressive)
+    export LD_LIBRARY_PATH=$PWD
+    begin ruby "$TOOLS/waits.rb"
+    rbspy snapshot --pid "$pid" 2>tool | names inner outer '<main>'
+}
 faulthandler() {
     python -X faulthandler
     kill -ABRT "$pid"
@@ -412,16 +503,37 @@ addr2line_by_maps() {
     file=$(while read -r range _ _ _ _ path; do [ $((0x${range%-*})) -le $at ] && [ $at -lt $((0x${range#*-})) ] && echo "$path"; done <"/proc/$pid/maps")
     addr2line -f -e "$file" "$(printf %x $at)" 2>tool | names probed
 }
-# The module by which a symbol server finds the name of a function.
-make_module_at() { CARGO_TARGET_DIR=$PWD cargo build --quiet --locked --manifest-path "$TOOLS/module-at/Cargo.toml"; }
-minidump() {
+# A minidump of the program, and what a crash server reads in it.
+make_minidump() { CARGO_TARGET_DIR=$PWD cargo build --quiet --locked --manifest-path "$TOOLS/minidump/Cargo.toml"; }
+read_minidump() {
     need cargo cargo
-    once module-at make_module_at || skip "cargo cannot build minidump-writer"
+    once minidump make_minidump || skip "cargo cannot build minidump-writer"
     fixed_address
     program
     begin ./subject
     find_probed
-    "$SHARED/module-at/debug/module-at" "$pid" "$(printf %x $at)" 2>tool | sed 's,.*/,,'
+    breakpad_symbols
+    "$SHARED/minidump/debug/minidump-of" "$pid" "$(printf %x $at)" symbols 2>tool
+}
+# Symbols of ./subject as Breakpad's dump_syms writes them, at the place where a server looks for the program's build ID.
+breakpad_symbols() {
+    local id begin size name
+    id=$(readelf -n subject | sed -n 's/.*Build ID: \(..\)\(..\)\(..\)\(..\)\(..\)\(..\)\(..\)\(..\)\(.\{16\}\).*/\4\3\2\1\6\5\8\7\9/p' | tr a-f A-F)0
+    mkdir -p "symbols/subject/$id"
+    {
+        echo "MODULE Linux x86_64 $id subject"
+        nm --defined-only --print-size subject | grep -E '^[^ ]+ [^ ]+ [Tt] ' | while read -r begin size _ name; do
+            printf 'FUNC %x %x 0 %s\n' $((0x$begin - 0x400000)) "0x$size" "$name"
+        done
+    } >"symbols/subject/$id/subject.sym"
+}
+minidump_module() { read_minidump | sed -n 's,^module .*/,,p'; }
+minidump_walk() { read_minidump | names "${waiting[@]}" | uniq; }
+needrestart_of() {
+    need needrestart needrestart && program
+    begin ./subject
+    needrestart -b -l -r l -v >tool 2>&1
+    if grep -q "#$pid uses obsolete" tool; then echo "needs a restart"; else echo "is up to date"; fi
 }
 checkrestart_of() {
     need checkrestart debian-goodies && program

@@ -1,5 +1,7 @@
-// trace() by Boost.Stacktrace, which starts addr2line(1) for each frame.
+// trace() by Boost.Stacktrace, which starts addr2line(1) for each frame, or is linked with libbacktrace.
+#ifndef BOOST_STACKTRACE_LINK
 #define BOOST_STACKTRACE_USE_ADDR2LINE
+#endif
 #include <boost/stacktrace.hpp>
 #include <iostream>
 

@@ -28,7 +28,14 @@ const SAMPLES: &str = "The profile holds `/proc/self/maps`, and pprof looks for 
 const JHSDB: &str = "jhsdb looks for the address in the files that `/proc/PID/maps` names, and the image of a store has no symbols. Use gdb.";
 const ASYNC_PROFILER: &str = "async-profiler looks for the JVM's symbols in the first file that it finds mapped around the JVM's code. A copy has none that it \
     reads, so it finds none, or less, if the copy comes first: that differs from start to start. Use the page cache.";
-const MODULE: &str = "The minidump has the copy as a module of its own, and a symbol server knows no symbols for its ID. Look the address up in the program's file.";
+const UPROBE: &str =
+    "The kernel sets a uprobe in mappings of the probed file, and a copy is another file.";
+const BCC: &str = "bcc opens the file that `/proc/PID/maps` has at the address, and a memfd cannot be opened by that name. Use a \
+    store.";
+const RBSPY: &str = "rbspy takes the first executable mapping with libruby's name for the start of libruby's text. A copy divides the text, and has \
+    the name, too. Run `tiexecctl revert PID` first.";
+const MODULE: &str = "The minidump has the copy as a module with a name of its own, for which a symbol server has no symbols. Look the address up in the \
+    program's file.";
 const OWN_PATH: &str = "The library opens the file that `/proc/self/maps` has at the address, and a memfd cannot be opened by that name. Use gdb, or \
     a store.";
 const SEGMENT: &str = "libunwind looks for the segment of the file that begins where the mapping at the address begins. A copy divides the \
@@ -36,6 +43,11 @@ const SEGMENT: &str = "libunwind looks for the segment of the file that begins w
 
 pub(super) const CASES: &[Case] = &[
     names("gdb_live", "gdb, backtrace of a running program", ""),
+    names("gdb_deleted", "gdb with `/proc/PID/exe`, the file deleted", ""),
+    names("gdb_upgraded", "gdb with `/proc/PID/exe`, another program at its path", ""),
+    names("gdb_beside", "gdb, two processes of one file, one of them plain", ""),
+    names("gdb_container", "gdb, a program in another mount namespace", ""),
+    names("gdb_in_container", "gdb, in the program's mount namespace", ""),
     names("gdb_breakpoint", "gdb, breakpoint in a running program", ""),
     names("gdb_core", "gdb, core dump by the kernel", ""),
     names("gdb_gcore", "gdb, core dump by `gcore`", ""),
@@ -48,22 +60,22 @@ pub(super) const CASES: &[Case] = &[
     names("systemd_coredump", "systemd-coredump, trace in the journal", ""),
     names("perf_before", "`perf record`, begun before", PERF),
     names("perf_after", "`perf record`, begun after", PERF),
+    names("perf_container", "`perf record`, a program in another mount namespace", PERF),
     Case { unit: "build ID", ..names("perf_build_ids", "`perf buildid-list`, begun after", PERF) },
-    names(
-        "bpftrace_uprobe",
-        "bpftrace, uprobe",
-        "The kernel sets a uprobe in mappings of the probed file, and a copy is another file.",
-    ),
+    names("bpftrace_uprobe", "bpftrace, uprobe", UPROBE),
     names("bpftrace_stack", "bpftrace, user stack", PERF),
+    names("bcc_uprobe", "bcc's `funclatency` (libbpf-tools), uprobe", UPROBE),
+    names("bcc_stack", "bcc's `offcputime` (libbpf-tools), user stack", BCC),
     names("gperftools", "gperftools' CPU profiler, `google-pprof`", SAMPLES),
     names("tcmalloc", "tcmalloc's heap profiler, `google-pprof`", SAMPLES),
     names("jemalloc", "jemalloc's heap profiler, `jeprof`", SAMPLES),
     names("glibc", "glibc, `backtrace_symbols_fd`", ""),
     names("libunwind", "libunwind, in the program", SEGMENT),
     names("boost", "Boost.Stacktrace by `addr2line`", ""),
+    names("libbacktrace", "libbacktrace, by Boost.Stacktrace", ""),
     names("glog", "glog's handler of fatal signals", OWN_PATH),
     names("asan", "AddressSanitizer", ""),
-    names("rust", "Rust's `std::backtrace`, of a panic", ""),
+    names("rust", "Rust's `std::backtrace` (the crate `backtrace`), of a panic", ""),
     names("go_panic", "Go, traceback of a panic", ""),
     names("go_pprof", "Go, `pprof` of the CPU", ""),
     Case { attach: false, ..names("jstack", "`jstack`", "") },
@@ -72,12 +84,15 @@ pub(super) const CASES: &[Case] = &[
     Case { attach: false, ..names("hs_err", "the JVM's `hs_err` file", "") },
     names("node_report", "node, `process.report`", ""),
     Case { unit: "frames", ..names("py_spy", "`py-spy dump`", OWN_PATH) },
+    Case { unit: "frames", attach: false, ..names("rb_spy", "`rbspy snapshot`", RBSPY) },
     Case { unit: "frames", ..names("faulthandler", "Python's `faulthandler`", "") },
     Case {
         unit: "modules",
-        ..names("minidump", "minidump-writer, the module of an address", MODULE)
+        ..names("minidump_module", "minidump-writer, the module of an address", MODULE)
     },
+    names("minidump_walk", "minidump-processor, stack of a minidump by symbol files", MODULE),
     Case { unit: "answer", ..names("checkrestart_of", "`checkrestart`", "") },
+    Case { unit: "answer", ..names("needrestart_of", "`needrestart`", "") },
     Case { unit: "files", ..names("pmap_of", "`pmap`", "It shows the copy's own path.") },
     Case { unit: "files", ..names("lsof_of", "`lsof`", "It shows the copy's own path.") },
     names(
