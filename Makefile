@@ -83,9 +83,8 @@ test-programs:
 
 lint: CARGO := $(ALONE) $(CARGO)
 
-# `cargo xtask` would build xtask once more, with other features.
+# Runs the xtask of test-programs. `cargo xtask` and `cargo build` would build it and its libraries once more, with other features.
 guest:
-	$(ALONE) $(CARGO) build --quiet --workspace $(FEATURES) --bin xtask
 	$(ALONE) $(TARGET_DIR)/debug/xtask vm-test --arch x86_64 --kernel 6.1 $(SMOKE_TESTS)
 
 tests: lint
@@ -105,7 +104,7 @@ lint:
 	else \
 		echo "SKIP clippy: this toolchain has no cargo-clippy"; \
 	fi
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items $(FEATURES)
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --document-private-items $(FEATURES),tiexec/kubernetes
 
 # The matrix of docs/KERNELS.md: on each kernel, on disks of both kinds. Takes hours.
 vm-test:

@@ -20,7 +20,8 @@ pub(crate) fn directory() -> &'static Path {
         support::once("libtiexec", |out| {
             let own = std::env::current_exe().expect("/proc is mounted");
             let mut script = Command::new(root().join("scripts/libtiexec"));
-            let made = script.arg(own.with_file_name("")).arg(out).output().expect("a shell");
+            let script = script.env("STRIP", "yes").arg(own.with_file_name("")).arg(out);
+            let made = script.output().expect("a shell");
             assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         })
     })

@@ -368,11 +368,7 @@ impl<'a> Agent<'a> {
                     self.withdraw();
                     // On cgroup v1, systemd does not see the end of what is left in a stopped service, and waits for minutes.
                     if let Some(mut timing) = timing {
-                        timing.stop();
-                        let until = Instant::now() + LAST;
-                        while !matches!(timing.hear(), Heard::End) && Instant::now() < until {
-                            std::thread::sleep(Duration::from_millis(5));
-                        }
+                        timing.stop(LAST);
                     }
                     return;
                 }

@@ -230,7 +230,7 @@ impl Running {
     /// Ends the work. Returns everything that is known about it.
     pub(crate) fn end(mut self) -> Told {
         self.is_over();
-        self.work.stop();
+        self.work.stop(workers::BRIEF);
         // The work may have begun to change the process just before its end.
         self.hear();
         self.told

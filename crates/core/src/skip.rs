@@ -2,8 +2,11 @@
 //!
 //! The strings are an interface: JSON, messages, metrics labels and the manual use the same ones.
 
-use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt;
+
+use serde::de::{Error, Unexpected};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 macro_rules! reasons {
     (
@@ -11,8 +14,7 @@ macro_rules! reasons {
         $($(#[doc = $doc:literal])+ $variant:ident = $text:literal),+ $(,)?
     ) => {
         $(#[$of])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-        #[serde(rename_all = "snake_case")]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[non_exhaustive]
         pub enum $name { $($(#[doc = $doc])+ $variant),+ }
 
@@ -225,8 +227,7 @@ reasons! {
 }
 
 /// Why text was left on base pages. A plan can hold failures too: a file that cannot be opened leaves its text out.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-#[serde(untagged)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Reason {
     /// The text is not taken.
     Skipped(SkipReason),
@@ -342,6 +343,21 @@ impl FailureKind {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+impl Serialize for Reason {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+impl<'de> Deserialize<'de> for Reason {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = <Cow<'de, str>>::deserialize(deserializer)?;
+        let mut all = Self::all();
+        let found = all.find(|reason| reason.as_str() == name);
+        found.ok_or_else(|| D::Error::invalid_value(Unexpected::Str(&name), &"a reason"))
     }
 }
 

@@ -121,7 +121,7 @@ impl Public {
             .expect("a directory in the temporary directory");
         chmod(dir.path(), 0o755);
         let public = Public { dir };
-        public.add(&without_debug_information(), "tiexec", 0o755);
+        public.add(tiexec(), "tiexec", 0o755);
         public
     }
 
@@ -141,24 +141,6 @@ impl Public {
         install(file, &copy, mode);
         copy
     }
-}
-
-/// Returns a copy of `tiexec` for further copies: its debug information is four fifths of the file. Guests have no `strip`.
-fn without_debug_information() -> PathBuf {
-    if installed("strip").is_none() {
-        return tiexec().to_owned();
-    }
-    let made = once("stripped", |place| {
-        strip("--strip-debug", tiexec(), &place.join("tiexec"));
-    });
-    made.join("tiexec")
-}
-
-/// Writes a program without its debug information (`--strip-debug`), or without its symbols, too (`--strip-all`).
-pub fn strip(what: &str, program: &Path, to: &Path) {
-    let status =
-        std::process::Command::new("strip").args([what, "-o"]).args([to, program]).status();
-    assert!(status.expect("strip").success(), "strip {}", program.display());
 }
 
 /// Copies an executable by `dd`. If this process had the copy open for writing, a child that another test thread forks

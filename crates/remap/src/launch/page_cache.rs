@@ -247,23 +247,28 @@ impl Eviction<'_> {
                 unevicted(format_args!("on {}, a read may wait for a server", kind.shown()))
             });
         }
-        // A process that uses a part of the text keeps all of it.
-        for (number, chunk) in self.small.iter().enumerate() {
-            if Instant::now() >= until {
-                let detail = "nothing was evicted: half of the time was over before";
-                return Err(Failure::new(FailureKind::Deadline, detail));
-            }
-            if let Some(in_use) = evictor.in_use(chunk)? {
-                return Err(in_use);
-            }
-            if number == 0 {
-                let process = ProcDir::this_process().map_err(Failure::unreadable)?;
-                headroom::check(&process, total(&self.small))?;
-                // This counts the dirty pages of the whole file, which takes milliseconds.
-                evictor.may_evict(chunk)?;
-            }
+        if let Some((first, others)) = self.small.split_first() {
+            check_unused(evictor, first, until)?;
+            let process = ProcDir::this_process().map_err(Failure::unreadable)?;
+            headroom::check(&process, total(&self.small))?;
+            // This counts the dirty pages of the whole file, which takes milliseconds.
+            evictor.may_evict(first)?;
+            // A process that uses a part of the text keeps all of it.
+            others.iter().try_for_each(|chunk| check_unused(evictor, chunk, until))?;
         }
         evictions.begin(&id)?;
         Ok((id, evictions))
     }
+}
+
+/// Checks in time that no process uses the chunk.
+///
+/// # Errors
+/// `in_use`, `deadline`, or as [`Evictor::in_use`].
+fn check_unused(evictor: &Evictor<'_>, chunk: &Range<u64>, until: Instant) -> Result<(), Failure> {
+    if Instant::now() >= until {
+        let detail = "nothing was evicted: half of the time was over before";
+        return Err(Failure::new(FailureKind::Deadline, detail));
+    }
+    evictor.in_use(chunk)?.map_or(Ok(()), Err)
 }

@@ -12,8 +12,8 @@ use tiexec_sys::SysError;
 use tiexec_tracee::Failure;
 
 use super::apart::Tracer;
-use super::end;
 use super::messages::{self, NoMessage};
+use super::{BRIEF, end};
 
 /// Work on processes of other credentials, in a process of its own, which sends messages of type `T`. This process polls
 /// it, and never waits for it. Dropping this value ends it.
@@ -88,10 +88,11 @@ impl<T: Serialize + DeserializeOwned> Aside<T> {
 }
 
 impl<T> Aside<T> {
-    /// Ends the work. The messages that it had sent can still be [heard](Self::hear).
-    pub fn stop(&mut self) {
+    /// Ends the work, and waits for its end for at most `patience`: a process that waits for a file cannot be killed. The
+    /// messages that it had sent can still be [heard](Self::hear).
+    pub fn stop(&mut self, patience: Duration) {
         if !std::mem::replace(&mut self.is_stopped, true) {
-            end(self.tracer.pid, Duration::from_millis(100));
+            end(self.tracer.pid, patience);
         }
     }
 }
@@ -105,6 +106,6 @@ impl<T> AsFd for Aside<T> {
 
 impl<T> Drop for Aside<T> {
     fn drop(&mut self) {
-        self.stop();
+        self.stop(BRIEF);
     }
 }

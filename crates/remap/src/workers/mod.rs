@@ -51,6 +51,8 @@ use tiexec_tracee::target::Target;
 
 use crate::credentials::{self, InNamespace};
 
+/// How long to wait for the end of a process that was killed, if nothing depends on its end.
+pub const BRIEF: Duration = Duration::from_millis(100);
 /// How long to wait for a worker's answer while a thread of the process is stopped.
 const IN_A_STOP: Duration = Duration::from_secs(1);
 /// How long a thread of the process may be stopped, or fail to reach the point to which it is sent.
@@ -332,7 +334,7 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        end(self.pid, Duration::from_millis(100));
+        end(self.pid, BRIEF);
     }
 }
 
