@@ -1,9 +1,9 @@
 //! Helpers for running programs: attaches, reverts, and the mappings of a program before and after.
 
+use std::cell::Cell;
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
-use std::sync::Once;
 
 use serde_json::Value;
 
@@ -29,27 +29,26 @@ pub fn ctl<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Done {
 
 /// Gives this test's own `/run` the times of jumps on this machine. One test of a run measures them: that takes a second of a processor.
 pub fn share_jumps() {
-    static SHARED: Once = Once::new();
+    // `cargo test` gives each test a thread, and each thread has its own `/run`.
+    thread_local! { static SHARED: Cell<bool> = const { Cell::new(false) }; }
     const MACHINE: &str = "/run/tiexec/machine";
-    SHARED.call_once(|| {
-        if !super::is_root() {
-            return;
-        }
-        super::store::own_run();
-        let copy = |from: &Path, to: &Path| super::warm::run("cp", &[Path::new("-a"), from, to]);
-        let record = super::once("jumps", |place| {
-            let mut doctor = Command::new(super::tiexecctl());
-            let measured = doctor.args(["doctor", "--measure"]).output();
-            // A machine with too little memory has no record.
-            if measured.is_ok() && Path::new(MACHINE).exists() {
-                copy(Path::new(MACHINE), place);
-            }
-        });
-        if !Path::new(MACHINE).exists() && record.join("machine").exists() {
-            std::fs::create_dir_all("/run/tiexec").expect("a /run of its own");
-            copy(&record.join("machine"), Path::new("/run/tiexec"));
+    if SHARED.replace(true) || !super::is_root() {
+        return;
+    }
+    super::store::own_run();
+    let copy = |from: &Path, to: &Path| super::warm::run("cp", &[Path::new("-a"), from, to]);
+    let record = super::once("jumps", |place| {
+        let mut doctor = Command::new(super::tiexecctl());
+        let measured = doctor.args(["doctor", "--measure"]).output();
+        // A machine with too little memory has no record.
+        if measured.is_ok() && Path::new(MACHINE).exists() {
+            copy(Path::new(MACHINE), place);
         }
     });
+    if !Path::new(MACHINE).exists() && record.join("machine").exists() {
+        std::fs::create_dir_all("/run/tiexec").expect("a /run of its own");
+        copy(&record.join("machine"), Path::new("/run/tiexec"));
+    }
 }
 
 /// Runs a command of `tiexecctl` as a message names it, by the shell, which knows the quotes.
