@@ -527,8 +527,12 @@ breakpad_symbols() {
         done
     } >"symbols/subject/$id/subject.sym"
 }
-minidump_module() { read_minidump | sed -n 's,^module .*/,,p'; }
-minidump_walk() { read_minidump | names "${waiting[@]}" | uniq; }
+minidump_module() {
+    read_minidump | sed -n 's,^module .*/,,p'
+}
+minidump_walk() {
+    read_minidump | names "${waiting[@]}" | uniq
+}
 needrestart_of() {
     need needrestart needrestart && program
     begin ./subject
