@@ -2,7 +2,7 @@
 //! has a row for each.
 
 use support::podman::{Container, NEEDS, is_there};
-use support::{require, tiexec};
+use support::{Public, require};
 
 use crate::{NODE, becomes_huge};
 
@@ -12,10 +12,11 @@ const READ_ONLY: [&str; 2] = ["--read-only", "--read-only-tmpfs=false"];
 /// Starts node behind a shell under these options, and waits until its text is huge.
 fn is_huge_under(options: &[&str]) {
     require!(is_there(), "{NEEDS}");
-    let binaries = tiexec().parent().expect("a directory");
+    let public = Public::new();
+    let tiexec = public.tiexec();
     let code = format!("exec node -e '{NODE}'");
-    let words = [tiexec().as_os_str(), "sh".as_ref(), "-c".as_ref(), code.as_ref()];
-    let container = Container::start(&[binaries], options, &words);
+    let words = [tiexec.as_os_str(), "sh".as_ref(), "-c".as_ref(), code.as_ref()];
+    let container = Container::start(&[public.path()], options, &words);
     becomes_huge(&container, "node", 8 << 20);
 }
 

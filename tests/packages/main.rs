@@ -10,7 +10,7 @@ mod spec;
 mod upgrades;
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::OnceLock;
 
 use support::child::{Done, eventually};
@@ -19,6 +19,15 @@ use support::{Kind, installed, program_big};
 
 /// The message of `require!` if [`packages`] returns none.
 const NEEDS: &str = "packages: cargo build -p xtask, and what scripts/setup test installs";
+
+/// Runs a tool of RPM. Its database is a directory of this call: else it would make one in this machine's `/var/lib/rpm`, which is
+/// part of the root of each systemd.
+fn rpm_tool(argv: &[&str]) -> Output {
+    let database = tempfile::tempdir().expect("a directory");
+    let define = format!("_dbpath {}", database.path().display());
+    let (tool, rest) = argv.split_first().expect("a tool");
+    support::child::tool(&[&[*tool, "--define", &define], rest].concat())
+}
 
 /// One version of both packages.
 struct Version {

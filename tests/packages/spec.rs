@@ -2,10 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use support::child::tool;
 use support::{installed, require};
 
-use crate::{NEEDS, library, packages};
+use crate::{NEEDS, library, packages, rpm_tool};
 
 /// Macros of Fedora that Debian's rpm lacks, and their values.
 const MACROS: [(&str, &str); 7] = [
@@ -25,7 +24,7 @@ fn spec() -> String {
     argv.extend(defined.iter().flat_map(|one| ["--define", one]));
     let file = library::root().join("packaging/rpm/tiexec.spec");
     argv.push(file.to_str().expect("UTF-8"));
-    let done = tool(&argv);
+    let done = rpm_tool(&argv);
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     String::from_utf8(done.stdout).expect("UTF-8")
 }
@@ -70,7 +69,7 @@ fn it_has_the_files_of_the_rpm() {
     require!(installed("rpmspec").is_some(), "no rpmspec");
     let here = files(&spec(), "tiexec");
     let rpm = packages().expect("packages").newer.rpm.to_str().expect("UTF-8");
-    let made = tool(&["rpm", "-qlp", rpm]);
+    let made = rpm_tool(&["rpm", "-qlp", rpm]);
     let made = String::from_utf8(made.stdout).expect("UTF-8").lines().map(str::to_owned).collect();
     assert_eq!(
         only(&here, &made),

@@ -85,10 +85,12 @@ impl Container {
         let options: Vec<&str> = options.iter().copied().chain([&*pid_file]).collect();
         let mut podman = storage.run(mounts, &options);
         // Java's program ends when its input ends.
-        let podman = podman.args(command).stdin(Stdio::piped()).spawn().expect("podman");
+        let mut podman = podman.args(command).stdin(Stdio::piped()).spawn().expect("podman");
         let mut pid = None;
         eventually("the container runs", || {
+            let ended = podman.try_wait().expect("a child");
             pid = std::fs::read_to_string(&file).unwrap_or_default().trim().parse().ok();
+            assert!(pid.is_some() || ended.is_none(), "podman has ended");
             pid.is_some()
         });
         Container { podman, pid: pid.expect("just seen"), _storage: storage }
