@@ -1,7 +1,11 @@
 //! If the process or the machine forbids something, the call returns with the reason, and the program continues.
 
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
 use support::attaching::{collapses, switched};
 use support::machine::{FELT, Machine, is_throwaway};
+use support::store::{mount, own_run};
 use support::{Done, Kind, Prep, Run, is_root, require, require_of_machine};
 
 use super::calls::calls;
@@ -125,6 +129,22 @@ fn where_the_machine_has_none() {
 }
 
 /// A program with more rights than its user ignores the user's environment.
+/// Lets other users reach a directory at its path, in a mount namespace of this test: the repository may lie in a private home.
+fn let_others_reach(directory: &Path) {
+    let is_closed = |above: &&Path| {
+        let above = std::fs::metadata(above).expect("a directory above");
+        above.permissions().mode() & 0o001 == 0
+    };
+    let Some(outermost) = directory.ancestors().filter(is_closed).last() else { return };
+    own_run();
+    let aside = Path::new("/run/reachable");
+    std::fs::create_dir(aside).expect("a directory in a /run of its own");
+    mount(&directory.to_string_lossy(), aside, None, libc::MS_BIND, "");
+    mount("none", outermost, Some("tmpfs"), 0, "mode=0755");
+    std::fs::create_dir_all(directory).expect("directories in a new tmpfs");
+    mount("/run/reachable", directory, None, libc::MS_BIND, "");
+}
+
 #[test]
 fn a_set_user_id_program_ignores_the_environment() {
     require!(is_root(), "root only: it makes a set-user-ID program");
@@ -133,6 +153,7 @@ fn a_set_user_id_program_ignores_the_environment() {
     let program = public.add(copy.path(), "calls_itself", 0o755);
     let owned = std::os::unix::fs::chown(&program, Some(1718), Some(1718));
     owned.expect("root may");
+    let_others_reach(directory());
     support::chmod(&program, 0o6755);
     let report = public.path().join("report");
     let library = super::library::shared();

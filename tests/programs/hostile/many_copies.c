@@ -1,6 +1,6 @@
 /* Maps a memfd that is named like a copy of TiExec's, executable, 60000 times, each piece apart from the others. */
-#include <sys/mman.h>
 #include "../situation.h"
+#include <sys/mman.h>
 
 int main(void)
 {
