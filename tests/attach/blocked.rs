@@ -2,9 +2,9 @@
 //! its registers. If the thread would notice, attach refuses and changes nothing.
 
 use support::attaching::{
-    attach, descriptors, is_switched, joined, json, ok, revert, switched, wait_call,
+    attach, attach_run, descriptors, is_switched, joined, json, ok, revert, switched, wait_call,
 };
-use support::child::Held;
+use support::child::{Held, eventually, state};
 use support::{Kind, Run, program};
 
 /// Starts the program and waits until it sleeps in its call.
@@ -124,6 +124,23 @@ situations!(refused: write recv_all);
 situations!(waits_again: recv_timeout accept_timeout);
 #[cfg(not(target_arch = "x86_64"))]
 situations!(refused: recv_timeout accept_timeout);
+
+/// The wait begins after TiExec has looked at the thread, and before TiExec stops it. TiExec knows the end of this wait, too, so
+/// the revert may stop the thread in it.
+#[test]
+fn a_wait_that_begins_meanwhile() {
+    let mut held =
+        Run::new(program("waits_anew", Kind::DynamicPie), [] as [&str; 0]).plain().start();
+    held.wait_line("ready");
+    let pid = held.pid();
+    eventually("the program waits", || state(pid) == Some('S'));
+    ok(&attach_run(pid).env("TIEXEC_FAULT", "continue-before-seize:1").output());
+    assert!(is_switched(pid), "{:?}", held.coverage());
+    ok(&revert(pid));
+    assert_eq!(switched(pid), 0);
+    held.signal(libc::SIGKILL);
+    assert_eq!(held.finish().out(), "ready\nanew\n");
+}
 
 #[test]
 fn restart_syscall() {

@@ -66,6 +66,7 @@ pub fn stop(
         };
     }
     ptrace::interrupt(tid)?;
+    let mut stops = 1;
     let group_stopped = loop {
         let stop = process::wait_until(tid, deadline).map_err(TraceError::waiting)?;
         let stop = stop.ok_or(TraceError::Late)?;
@@ -79,6 +80,7 @@ pub fn stop(
             Wait::Signal(signal) => {
                 ptrace::interrupt(tid)?;
                 ptrace::resume(tid, Resume::Run, signal)?;
+                stops += 1;
             }
             // The new program may have privileges that the old one had not. Do not even examine it.
             Wait::ExecEvent => {
@@ -88,10 +90,11 @@ pub fn stop(
             Wait::SyscallStop | Wait::Event(_) => {
                 ptrace::interrupt(tid)?;
                 ptrace::resume(tid, Resume::Run, 0)?;
+                stops += 1;
             }
         }
     };
-    looked(tid, memory, group_stopped, asleep_in)
+    Ok(Stopped { stops, ..looked(tid, memory, group_stopped, asleep_in)? })
 }
 
 /// [Looks](look) at the thread. Lets it go if it is foreign.
@@ -161,6 +164,7 @@ pub(crate) fn look(
     Ok(Stopped {
         tid,
         since,
+        stops: 1,
         group_stopped,
         registers,
         untouched,

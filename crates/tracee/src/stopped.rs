@@ -1,8 +1,9 @@
 //! A stopped thread, and the system call in which it was stopped.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tiexec_sys::Pid;
+use tiexec_sys::address_space::Memory;
 use tiexec_sys::ptrace::Registers;
 
 use crate::arch::{self, Call, Interruption};
@@ -17,6 +18,8 @@ pub struct Stopped {
     pub tid: Pid,
     /// When it stopped.
     pub since: Instant,
+    /// How often it has stopped for TiExec, this time included. Each stop is one sleep more.
+    pub stops: u64,
     /// True if a signal had stopped the process before. The process stays stopped then.
     pub group_stopped: bool,
     /// The registers with which the thread goes on after a session.
@@ -58,6 +61,13 @@ impl Stopped {
         // A thread in a system call is in no restartable sequence, so both register sets are the same.
         self.untouched = self.registers;
         self.interruption = Interruption::None;
+    }
+
+    /// Returns the timeout of the wait that [begins again](Self::waits_again); `None` if it cannot be read.
+    pub fn timeout(&self, memory: &Memory) -> Option<Duration> {
+        self.waits_again?;
+        let call = self.call()?;
+        interrupted::timeout(memory, call.number, &call.args)
     }
 
     /// Returns the number of the call that [is made again](Self::waits_again), if TiExec watches the thread until it sleeps in

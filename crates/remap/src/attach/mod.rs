@@ -440,8 +440,9 @@ fn stop_and_work(
 /// Notes the wait of a thread that has been let go, if that wait begins again. It would have ended at `until`. A later stop may end
 /// the wait only if it was seen to begin: the thread's next wait may be a longer one.
 fn note_the_wait(waits: &mut Waits<'_>, process: &ProcDir, stopped: &Stopped, until: u64) {
-    /// How long a thread on a busy machine may take to sleep again.
-    const PATIENCE: Duration = Duration::from_millis(50);
+    /// How long a thread may take to sleep again, on a busy machine, or where its cgroup has used up its share of the processor
+    /// (`cpu.max`) for one period, mostly of 100 ms.
+    const PATIENCE: Duration = Duration::from_millis(500);
     let Some(call) = stopped.waits_again else { return };
     let tid = stopped.tid;
     let (wait, until) = match running::watch_wait(stopped, Instant::now() + PATIENCE) {

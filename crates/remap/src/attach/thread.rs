@@ -97,9 +97,9 @@ pub(super) enum Turn<T> {
 /// The end of the wait in which a thread slept when it was looked at.
 #[derive(Clone, Copy, Debug)]
 struct End {
-    /// When the wait will end, or would have ended, in milliseconds of CLOCK_MONOTONIC.
+    /// When the wait will end, or would have ended, in milliseconds of CLOCK_MONOTONIC; 0 if that is not known.
     at: u64,
-    /// How often the thread had [slept](Status::slept), this wait included. A stop is one sleep more.
+    /// How often the thread had [slept](Status::slept), this wait included.
     slept: u64,
 }
 
@@ -262,18 +262,28 @@ impl Seeker<'_> {
         waits.end_of(&Wait::of(process, tid, threads::call_of(process, tid)?)?)
     }
 
-    /// Returns when the wait of a sleeping thread will end without TiExec, or would have ended; `None` if that is not known.
+    /// Returns when the wait of a sleeping thread will end without TiExec, or would have ended; `None` if the thread has ended.
     /// The wait may end a little earlier.
     fn end_of_wait(&self, tid: Pid, beside: &mut Beside) -> Option<End> {
         let target = self.order.target;
         let slept = threads::alive(&target.process, tid)?.slept;
-        if let Some(at) = self.end_in(self.waits, tid) {
-            return Some(End { at, slept });
-        }
-        let timeout = threads::timeout_of(&target.process, target.space.memory(), tid)?;
-        let left = timeout.checked_sub(beside.idle_time(tid)?)?;
-        let at = now().checked_add(u64::try_from(left.as_millis()).ok()?)?;
+        let mut left = || {
+            let timeout = threads::timeout_of(&target.process, target.space.memory(), tid)?;
+            timeout.checked_sub(beside.idle_time(tid)?)
+        };
+        let at = self.end_in(self.waits, tid).or_else(|| after(left()?)).unwrap_or(0);
         Some(End { at, slept })
+    }
+
+    /// Returns when the wait of a stopped thread, whose status is `now`, would have ended; 0 if that is not known.
+    fn end_at_the_stop(&self, stopped: &Stopped, now: &Status, end: Option<End>) -> u64 {
+        match end {
+            Some(end) if now.slept == end.slept + stopped.stops => end.at,
+            // The signal may have come long after the wait began.
+            _ if stopped.group_stopped => 0,
+            // The thread was in no such wait, or in another one, when it was looked at. So the wait has just begun.
+            _ => stopped.timeout(self.order.target.space.memory()).and_then(after).unwrap_or(0),
+        }
     }
 
     /// Tries to stop a thread, and to begin a session in it.
@@ -322,8 +332,7 @@ impl Seeker<'_> {
             running::drop_untouched(&stopped)?;
             return Err(TraceError::Changed.into());
         }
-        // The thread may have begun another wait since it was looked at.
-        let until = end.filter(|end| now.slept == end.slept + 1).map_or(0, |end| end.at);
+        let until = self.end_at_the_stop(&stopped, &now, end);
         self.begin_in(stopped, until, &now, obstacles)
     }
 
@@ -429,6 +438,11 @@ fn is_before(end: u64) -> bool {
 /// Returns whether a wait that would have ended then is over, so that it may end by its timeout now.
 fn is_over(end: u64) -> bool {
     end != 0 && now() > end + MARGIN
+}
+
+/// Returns the time after that duration, in milliseconds of CLOCK_MONOTONIC.
+fn after(duration: Duration) -> Option<u64> {
+    now().checked_add(u64::try_from(duration.as_millis()).ok()?)
 }
 
 /// Returns the time since boot, in milliseconds of CLOCK_MONOTONIC.
