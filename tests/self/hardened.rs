@@ -128,7 +128,6 @@ fn where_the_machine_has_none() {
     assert_eq!((code, &reason[..]), (-libc::ENOMEM, "no_huge_page"));
 }
 
-/// A program with more rights than its user ignores the user's environment.
 /// Lets other users reach a directory at its path, in a mount namespace of this test: the repository may lie in a private home.
 fn let_others_reach(directory: &Path) {
     let is_closed = |above: &&Path| {
@@ -145,6 +144,7 @@ fn let_others_reach(directory: &Path) {
     mount("/run/reachable", directory, None, libc::MS_BIND, "");
 }
 
+/// A program with more rights than its user ignores the user's environment.
 #[test]
 fn a_set_user_id_program_ignores_the_environment() {
     require!(is_root(), "root only: it makes a set-user-ID program");

@@ -100,6 +100,19 @@ pub fn installed(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&dirs).chain(more).map(|d| d.join(name)).find(|p| p.is_file())
 }
 
+/// Returns the shared objects with which the dynamic linker starts a program, by ldd(1).
+pub fn libraries(program: &Path) -> Vec<PathBuf> {
+    let asked = std::process::Command::new("ldd").arg(program).output().expect("ldd");
+    let said = String::from_utf8_lossy(&asked.stdout).into_owned();
+    let paths = said.split_whitespace().filter(|word| word.starts_with('/'));
+    paths.filter_map(|path| Path::new(path).canonicalize().ok()).collect()
+}
+
+/// Returns whether the dynamic linker starts a program with a shared object of that name.
+pub fn has_library(program: &Path, name: &str) -> bool {
+    libraries(program).iter().any(|file| file.to_string_lossy().contains(name))
+}
+
 /// Returns whether the tests run as root, which mounts, cgroups and other users need.
 pub fn is_root() -> bool {
     // SAFETY: geteuid has no conditions and cannot fail.
