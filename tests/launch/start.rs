@@ -344,3 +344,27 @@ fn whoever_is_left_alone_is_not_watched() {
     assert_eq!(count(&["--settle=0"]), 0);
     assert_eq!(count(&["--backing=off"]), 0);
 }
+
+/// The launching process may work for longer than the companion waits before its first look, for example to fill the
+/// page cache. The companion leaves it alone until it has exec'ed the program.
+#[test]
+fn a_launch_that_takes_long() {
+    let hold = program("hold", Kind::DynamicPie);
+    for options in [&["-v"][..], &["-v", "--settle=60s"]] {
+        let run = Run::new(&hold, ["7"]).options(options);
+        let mut held = run.env("TIEXEC_FAULT", "work-before-arming:1").start();
+        let exe = || std::fs::read_link(format!("/proc/{}/exe", held.pid())).expect("it runs");
+        let mut looks = 0;
+        while exe() != hold {
+            assert_eq!(switched(held.pid()), 0, "{options:?}: text of tiexec");
+            looks += 1;
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(looks > 10, "the launch took no time");
+        held.wait_line("ready");
+        held.assert_full();
+        let done = held.finish();
+        done.assert_code(7);
+        assert!(!done.err().contains("stay on base pages"), "{done}");
+    }
+}

@@ -18,6 +18,7 @@ use rustix::fs::{AtFlags, statat};
 use rustix::io::Errno;
 use rustix::process::test_kill_process;
 use tiexec_core::config::Settings;
+use tiexec_engine::identity::Identity;
 use tiexec_engine::times;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
@@ -33,7 +34,8 @@ const MOST: usize = 4096;
 /// A program that was handed over.
 #[derive(Debug)]
 struct Launch {
-    start_time: u64,
+    /// The program that asked: `tiexec`, which has not executed the user's program yet.
+    launcher: Identity,
     /// The user of the process that asked.
     uid: u32,
     until: Instant,
@@ -60,13 +62,13 @@ impl Launches {
     }
 
     /// Takes a process. Returns whether there was room for it.
-    pub(crate) fn add(&mut self, pid: Pid, start_time: u64, uid: u32, now: Instant) -> bool {
+    pub(crate) fn add(&mut self, pid: Pid, launcher: Identity, uid: u32, now: Instant) -> bool {
         self.expire(now);
         let of_the_user = self.launches.values().filter(|launch| launch.uid == uid).count();
         let has_room = of_the_user < MOST_OF_A_USER && self.launches.len() < MOST;
         if has_room {
             let until = now + times::longest_start();
-            self.launches.insert(pid, Launch { start_time, uid, until });
+            self.launches.insert(pid, Launch { launcher, uid, until });
         }
         has_room
     }
@@ -91,6 +93,7 @@ impl Launches {
     }
 
     /// Returns whether the process is in its start, and has no rights that the launch did not have. Root's launch has all.
+    /// The start begins with the exec: an attach to the launching process would keep its helper from tracing it.
     pub(crate) fn has(&self, pid: Pid, process: &ProcDir, facts: &Process) -> bool {
         let Some(launch) = self.launches.get(&pid) else { return false };
         let has_only = |user| {
@@ -99,12 +102,18 @@ impl Launches {
             let owner = statat(process, "status", AtFlags::empty()).map(|file| file.st_uid);
             owner == Ok(user) && facts.uids.iter().all(|&uid| uid == user)
         };
-        launch.start_time == facts.identity.start_time && (launch.uid == 0 || has_only(launch.uid))
+        let (launcher, now) = (launch.launcher, facts.identity);
+        let has_execed = now.program() == 0 || now != launcher;
+        let is_same = now.start_time == launcher.start_time;
+        is_same && has_execed && (launch.uid == 0 || has_only(launch.uid))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::process::{Command, Stdio};
+
     use super::*;
 
     fn pid(raw: usize) -> Pid {
@@ -112,22 +121,49 @@ mod tests {
         i32::try_from(raw + (1 << 23)).ok().and_then(Pid::from_raw).expect("a number")
     }
 
+    /// A process that has asked, and has not exec'ed the user's program yet, is left alone.
+    #[test]
+    fn a_start_begins_with_the_exec() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo; read -r _; exec sleep 60"]);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("a shell");
+        // A spawn can return before the kernel has noted the address of the stack.
+        child.stdout.take().expect("a pipe").read_exact(&mut [0]).expect("its line");
+        let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).expect("a process ID");
+        let process = ProcDir::of(pid).expect("/proc");
+        let identity = || Identity::of(&process).expect("it lives");
+        let (launcher, mut launches) = (identity(), Launches::new());
+        assert!(launches.add(pid, launcher, 0, Instant::now()));
+        let has =
+            |identity| launches.has(pid, &process, &Process { identity, ..Process::default() });
+        assert!(!has(launcher));
+        drop(child.stdin.take());
+        while identity() == launcher {
+            std::thread::yield_now();
+        }
+        assert!(has(identity()));
+        child.kill().expect("it lives");
+        let _status = child.wait().expect("a child");
+    }
+
     #[test]
     fn no_user_takes_the_room_of_others() {
         let now = Instant::now();
         let mut launches = Launches::new();
-        let taken = (1..10_000).filter(|&raw| launches.add(pid(raw), 1, 1000, now)).count();
+        let launcher = Identity::default();
+        let taken = (1..10_000).filter(|&raw| launches.add(pid(raw), launcher, 1000, now)).count();
         assert_eq!(taken, MOST_OF_A_USER);
-        assert!(launches.add(pid(20_000), 1, 1001, now));
+        assert!(launches.add(pid(20_000), launcher, 1001, now));
         // Those that have ended make room, and so does time.
         launches.forget(&[pid(1)]);
-        assert!(launches.add(pid(20_001), 1, 1000, now));
-        assert!(!launches.add(pid(20_002), 1, 1000, now));
-        assert!(launches.add(pid(20_002), 1, 1000, now + times::longest_start()));
+        assert!(launches.add(pid(20_001), launcher, 1000, now));
+        assert!(!launches.add(pid(20_002), launcher, 1000, now));
+        assert!(launches.add(pid(20_002), launcher, 1000, now + times::longest_start()));
         for user in 0..20 {
             let first = 30_000 + 300 * usize::try_from(user).expect("small");
             for raw in first..first + 300 {
-                let _full = launches.add(pid(raw), 1, user, now);
+                let _full = launches.add(pid(raw), launcher, user, now);
             }
         }
         assert!(launches.launches.len() <= MOST);

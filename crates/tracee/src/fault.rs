@@ -1,6 +1,7 @@
 //! Kills this process, or fails calls, for the tests: `TIEXEC_FAULT=die-after-setregs:N`, `die-after-stop:N`,
 //! `die-after-write:N`, `die-after-setmask:N`, `fail-call:N`, `stand-after-stop:N`, which stops this process
-//! there until SIGCONT, or `continue-before-seize:N`, which lets the tracee go on after a stopping signal.
+//! there until SIGCONT, `continue-before-seize:N`, which lets the tracee go on after a stopping signal, or
+//! `work-before-arming:N`, which takes processor time.
 //!
 //! Only in builds with the feature `fault-injection`; in others these functions are empty.
 
@@ -50,6 +51,15 @@ pub(crate) fn before_seize(tid: Pid) {
     }
 }
 
+/// Works for longer than a watcher waits before its first look at a program.
+#[cfg(feature = "fault-injection")]
+pub(crate) fn before_arming() {
+    if is_due(7, "work-before-arming") {
+        let end = std::time::Instant::now() + std::time::Duration::from_millis(1500);
+        while std::time::Instant::now() < end {}
+    }
+}
+
 /// Returns whether the next remote call must fail, as if the kernel refused it, and not be made.
 #[cfg(feature = "fault-injection")]
 pub(crate) fn fails_call() -> bool {
@@ -74,7 +84,7 @@ pub(crate) fn in_batch(call: Call) -> Call {
 
 #[cfg(feature = "fault-injection")]
 fn is_due(index: usize, name: &str) -> bool {
-    static SEEN: [AtomicU32; 7] = [const { AtomicU32::new(0) }; 7];
+    static SEEN: [AtomicU32; 8] = [const { AtomicU32::new(0) }; 8];
     let seen = SEEN[index].fetch_add(1, Ordering::Relaxed) + 1;
     let Ok(wish) = std::env::var("TIEXEC_FAULT") else { return false };
     wish.split_once(':').is_some_and(|(at, n)| at == name && n.parse() == Ok(seen))
@@ -92,6 +102,9 @@ pub(crate) fn in_batch(call: Call) -> Call {
 
 #[cfg(not(feature = "fault-injection"))]
 pub(crate) fn before_seize(_tid: Pid) {}
+
+#[cfg(not(feature = "fault-injection"))]
+pub(crate) fn before_arming() {}
 
 #[cfg(not(feature = "fault-injection"))]
 pub(crate) fn at(_point: Point) {}

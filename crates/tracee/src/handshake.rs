@@ -85,6 +85,7 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
         let detail = "this process's children go to a new PID namespace (unshare --fork first)";
         return Err(Failure::new(FailureKind::ForkFailed, detail));
     }
+    fault::before_arming();
     if arming.rehearse {
         rehearse(rehearse_launch)?;
     }

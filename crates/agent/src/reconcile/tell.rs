@@ -130,13 +130,13 @@ impl Agent<'_> {
             let is_waiting = ready.iter().all(|one| !one.input && !one.hangup);
             is_waiting.then_some((pid?, user, identity))
         };
-        let Some((pid, user, Identity { start_time, .. })) = asking() else {
+        let Some((pid, user, launcher)) = asking() else {
             return "cannot see the process\n".to_owned();
         };
         if self.agenda.refused.keys().any(|whose| whose.uid == user) || self.pressure().is_some() {
             return "works for this user on nothing at the moment\n".to_owned();
         }
-        let is_taken = self.launches.add(pid, start_time, user, Instant::now());
+        let is_taken = self.launches.add(pid, launcher, user, Instant::now());
         if is_taken { TAKEN.to_owned() } else { "too many\n".to_owned() }
     }
 

@@ -11,6 +11,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, process};
 
 use super::{Copies, may_pass};
+use crate::identity::Identity;
 use crate::locked_target::{LONGEST, LockedTarget, Treated, look_for_text_of_ours};
 use crate::times;
 
@@ -55,6 +56,9 @@ pub(crate) fn look(
         let Some(process) = ProcDir::of(pid).ok().filter(is_meant) else {
             return unseen;
         };
+        if is_launching(&process) {
+            return unseen;
+        }
         let has = look_for_text_of_ours(&process);
         if had_copies && has == Some(false) {
             return (Outcome::Reverted, false);
@@ -70,6 +74,18 @@ pub(crate) fn look(
     };
     copies.note(pid, has_copies);
     outcome
+}
+
+/// Returns whether the process is the launching one, from which this companion was forked, and has not exec'ed the user's
+/// program yet. It may work for long before the exec, and an attach to it would keep the launch's helper from tracing it.
+fn is_launching(process: &ProcDir) -> bool {
+    let program = |process: &ProcDir| {
+        let identity = Identity::of(process)?;
+        Some((process.exe_path().ok()?, identity.program()))
+    };
+    let this = ProcDir::this_process().ok();
+    program(process)
+        .is_some_and(|program_of_it| this.as_ref().and_then(program) == Some(program_of_it))
 }
 
 /// Treats a process once. `change` changes the order, `tell` hears of it if anything in the process changed.
