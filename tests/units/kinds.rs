@@ -119,11 +119,13 @@ fn life(systemd: &Systemd, service: &Service, ours: Option<&str>) -> Vec<Vec<Str
             eventually(&format!("{unit} is started"), is_active);
         }
     }
-    if service.huge {
-        eventually(&format!("{unit} runs its program"), || {
-            facts(systemd, unit).last().is_some_and(|exe| exe.contains("/opt/service"))
-        });
-    }
+    // A unit of Type=simple is active before systemd's child has exec'ed the program.
+    eventually(&format!("{unit} runs its program"), || {
+        facts(systemd, unit).last().is_some_and(|exe| match service.huge {
+            true => exe.contains("/opt/service"),
+            false => !exe.contains("/systemd/"),
+        })
+    });
     let attached = || {
         if let Some(ours) = ours.filter(|_| service.huge) {
             systemd.eventually_done(unit, ours);
