@@ -195,7 +195,7 @@ impl VmTest {
         guest::look_for_qemu(arch)?;
         let root = root::image(cache, arch, self.newest)?;
         let wanted = match &self.tests[..] {
-            [] => table::test_files().into_iter().map(str::to_owned).collect(),
+            [] => table::tests_of_features().into_iter().map(str::to_owned).collect(),
             some => some.to_vec(),
         };
         let built = build::tests(cache, arch, &wanted)?;

@@ -106,22 +106,52 @@ enum Probe {
 
 /// The features of TiExec, and the probe of each.
 const FEATURES: &[(&str, Probe)] = &[
-    ("launch on `image`", Probe::Tests(&["launch::becomes_exit", "launch::report_and_dry_run"])),
+    (
+        "launch on `image`",
+        Probe::Tests(&[
+            "launch::becomes_exit::every_whole_huge_page",
+            "launch::becomes_exit::many_launches_at_once",
+            "launch::becomes_exit::forks_vforks_and_threads",
+            "launch::report_and_dry_run::the_json_report",
+        ]),
+    ),
     ("`image`: a memfd becomes huge", Probe::Doctor("image")),
     ("`pagecache`: a file becomes huge", Probe::Doctor("pagecache")),
     ("`pagecache`: shared, and found again", Probe::Tests(&["pagecache::shared"])),
     ("`pagecache`: what nobody has cached", Probe::Tests(&["pagecache::cold"])),
     ("`pagecache`: small folios collapsed", Probe::Tests(&["pagecache::collapse"])),
-    ("`tiexecctl warm`", Probe::Tests(&["pagecache::warm_makes_huge"])),
-    ("`store`", Probe::Tests(&["store::build"])),
+    ("`tiexecctl warm`", Probe::Tests(&["pagecache::warm_makes_huge::programs"])),
+    ("`store`", Probe::Tests(&["store::build::programs_however_linked"])),
     ("`hugetlb`", Probe::Doctor("hugetlb")),
     ("PIE moved", Probe::Doctor("rebase")),
-    ("PIE moved, in every layout", Probe::Tests(&["layout::rebase"])),
-    ("shared libraries at launch", Probe::Tests(&["dso::launch"])),
-    ("launch: the helper killed anywhere", Probe::Tests(&["launch::helper_killed"])),
-    ("attach and revert", Probe::Tests(&["attach::manual"])),
-    ("attach: restartable calls", Probe::Tests(&["attach::blocked"])),
-    ("attach: the tracer killed anywhere", Probe::Tests(&["attach::killed"])),
+    (
+        "PIE moved, in every layout",
+        Probe::Tests(&["layout::rebase::linked_by_gnu_ld", "layout::rebase::static"]),
+    ),
+    ("shared libraries at launch", Probe::Tests(&["dso::launch::the_program_and_its_object"])),
+    ("launch: the helper killed anywhere", Probe::Tests(&["launch::helper_killed::after_each"])),
+    (
+        "attach and revert",
+        Probe::Tests(&[
+            "attach::manual::attach_makes_text_huge",
+            "attach::manual::where_the_kernel_can",
+            "attach::manual::an_own_process",
+        ]),
+    ),
+    (
+        "attach: restartable calls",
+        Probe::Tests(&[
+            "attach::blocked::restart_syscall",
+            "attach::blocked::futex",
+            "attach::blocked::nanosleep",
+            "attach::blocked::sigtimedwait",
+            "attach::blocked::recv_timeout",
+        ]),
+    ),
+    (
+        "attach: the tracer killed anywhere",
+        Probe::Tests(&["attach::killed::while_the_thread_sleeps"]),
+    ),
     ("a child may be traced", Probe::Doctor("ptrace")),
     ("fail-open", Probe::Tests(&["fail_open::resources"])),
     ("fail-open without any huge pages", Probe::Tests(&["fail_open::without_huge_pages"])),
@@ -145,13 +175,13 @@ const FEATURES: &[(&str, Probe)] = &[
     ("breakpoints in hugetlb text", Probe::Says("hugetlb", "breakpoints there: ")),
 ];
 
-/// The test files that are probes of features.
-pub(super) fn test_files() -> BTreeSet<&'static str> {
+/// The tests that are probes of features. What does not depend on the kernel is tested natively only.
+pub(super) fn tests_of_features() -> BTreeSet<&'static str> {
     let of_tests = FEATURES.iter().filter_map(|(_, probe)| match probe {
-        Probe::Tests(files) => Some(*files),
+        Probe::Tests(tests) => Some(*tests),
         Probe::Doctor(_) | Probe::Says(..) => None,
     });
-    of_tests.flatten().map(|tests| file_and_part(tests).0).collect()
+    of_tests.flatten().copied().collect()
 }
 
 /// Splits a name into the file of tests (`area::module`) and the rest, a part of a test's name.
