@@ -182,6 +182,9 @@ fn line_of(left: &Left) -> String {
         Reason::Skipped(SkipReason::NotCongruent | SkipReason::NoStore) => {
             Some(format!("tiexecctl store add {files}"))
         }
+        Reason::Skipped(SkipReason::NotShareable) => {
+            Some(format!("tiexec --backing=image {name}, a copy at each start"))
+        }
         Reason::Skipped(
             SkipReason::BasePages | SkipReason::NotCached | SkipReason::SmallFolios,
         ) => Some(format!("once it has ended, tiexecctl warm {files}")),

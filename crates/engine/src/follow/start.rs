@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use tiexec_core::addr::AddrRange;
@@ -21,6 +22,7 @@ use tiexec_core::skip::{Reason, SkipReason};
 use tiexec_remap::attach::{AttachOrder, PrivateCopies};
 use tiexec_remap::images::Images;
 use tiexec_remap::policy::Policy;
+use tiexec_remap::store::share::is_shareable;
 use tiexec_remap::workers;
 use tiexec_sys::perf_watch::wait_for_end;
 use tiexec_sys::procfs::ProcDir;
@@ -239,18 +241,25 @@ impl<'a> StartWatch<'a> {
             *by_reason.entry(rest.reason).or_default() += rest.bytes;
         }
         let bytes = by_reason.values().sum();
-        let (reason, _) = by_reason.into_iter().max_by_key(|&(_, bytes)| bytes)?;
+        let (mut reason, _) = by_reason.into_iter().max_by_key(|&(_, bytes)| bytes)?;
         // The file with the most text is the first.
-        let files = report
+        let files: Vec<_> = report
             .files
             .iter()
-            .filter(|file| could_be_huge(file).any(|rest| rest.reason == reason));
+            .filter(|file| could_be_huge(file).any(|rest| rest.reason == reason))
+            .collect();
+        if let Reason::Skipped(SkipReason::NoStore | SkipReason::NotCongruent) = reason
+            && !files.iter().all(|file| is_shareable(Path::new(&file.path)))
+        {
+            // Only a store that would not take these files could help.
+            reason = SkipReason::NotShareable.into();
+        }
         (bytes >= self.policy.pages.pmd.bytes()).then(|| Left {
             pid: self.program,
             exe: exe.to_owned(),
             bytes,
             text_bytes: report.text_bytes,
-            files: files.map(|file| file.path.word().to_string()).collect(),
+            files: files.iter().map(|file| file.path.word().to_string()).collect(),
             reason,
             detail: report.detail.clone(),
         })

@@ -23,7 +23,7 @@ pub mod memory;
 mod proof;
 pub mod prune;
 pub mod setup;
-mod share;
+pub mod share;
 pub mod state;
 mod temporary;
 pub mod users;

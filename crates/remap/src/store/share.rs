@@ -49,6 +49,11 @@ pub(super) fn check(original: &File, path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns whether everybody may read the file at this path, so that it may have an image in the store of the system.
+pub fn is_shareable(path: &Path) -> bool {
+    File::open(path).is_ok_and(|file| check(&file, path).is_ok())
+}
+
 /// Checks that owner, group and others all have the rights `mode`, and that the file has no access list.
 fn open_to_all(fd: &impl AsFd, at: &Path, mode: u32) -> Result<Stat, Failure> {
     let stat = rustix::fs::fstat(fd).map_err(unseen(at))?;
