@@ -451,6 +451,24 @@ mod tests {
         assert_eq!(read(include_str!("../testdata/tlb_sweep/one_copy")), Measured::UNCLEAR);
     }
 
+    /// Measured on a guest on an Intel Xeon (Emerald Rapids). The processor has 256 entries for base pages, and 2,048 for both sizes. The
+    /// host splits huge pages, so the 32 entries for huge pages are not used.
+    #[test]
+    fn recorded_levels_of_a_xeon_are_found() {
+        for text in [
+            include_str!("../testdata/tlb_sweep/xeon_quiet"),
+            include_str!("../testdata/tlb_sweep/xeon_beside_a_guest"),
+        ] {
+            let Measured { base, huge } = text.parse::<Sweeps>().unwrap().levels(BASE);
+            assert!(base.first.is_some() && base.second.is_some(), "{base:?}");
+            assert!(is_about(base.first, 256.0) && is_about(base.second, 2048.0), "{base:?}");
+            assert!(is_about(huge.first, 256.0) && huge.second.is_none(), "{huge:?}");
+            let [second_ns, walk_ns] = [base.second_ns, base.walk_ns].map(|it| it.expect("a time"));
+            assert!((6.0..9.0).contains(&second_ns), "{base:?}");
+            assert!((30.0..50.0).contains(&walk_ns), "{base:?}");
+        }
+    }
+
     #[test]
     fn a_text_is_read_back() {
         let sweeps = DESIGNS[0].sweeps(3, 0.03, 1);
