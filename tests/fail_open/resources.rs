@@ -323,7 +323,8 @@ fn strict_overcommit_does_not_matter() {
 #[test]
 fn the_deadline_has_passed() {
     let run = Run::new(program_big("hold", Kind::DynamicPie, 32), ["7"]);
-    let run = run.options(["--backing", "image"]);
+    // On a slow machine the companion would copy the text before the test looks.
+    let run = run.options(["--backing", "image", "--settle=0"]);
     assert_fails_open(&run.clone().options(["--deadline", "0ms"]), &["deadline"]);
     // The launch leaves text alone that is not staged in time, and reports it.
     let (coverage, done) = launch(&run.options(["--deadline", "1ms"]));
