@@ -1,6 +1,5 @@
 //! Decides which originals may have an image that everybody can read: only files that everybody can read.
 
-use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::{Component, Path};
 
@@ -18,7 +17,7 @@ const LISTS: [&str; 2] = ["system.posix_acl_access", "system.nfs4_acl"];
 ///
 /// # Errors
 /// `not_shareable`, with the file or directory that denies access.
-pub(super) fn check(original: &File, path: &Path) -> Result<(), Failure> {
+pub(super) fn check(original: &impl AsFd, path: &Path) -> Result<(), Failure> {
     let wanted = rustix::fs::fstat(original).map_err(unseen(path))?;
     let mut at = std::path::PathBuf::from("/");
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -49,9 +48,12 @@ pub(super) fn check(original: &File, path: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether everybody may read the file at this path, so that it may have an image in the store of the system.
+/// Returns whether everybody may read the file at this path, so that it may have an image in the store of the system. Opens
+/// nothing that would wait or act.
 pub fn is_shareable(path: &Path) -> bool {
-    File::open(path).is_ok_and(|file| check(&file, path).is_ok())
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let original = rustix::fs::openat(CWD, path, flags, Mode::empty());
+    original.is_ok_and(|original| check(&original, path).is_ok())
 }
 
 /// Checks that owner, group and others all have the rights `mode`, and that the file has no access list.
