@@ -13,11 +13,13 @@ pub(super) struct Case {
     pub(super) attach: bool,
     /// Why the tool says something else of a copy, and what to use instead; empty if no copy may differ.
     pub(super) why: &'static str,
+    /// Whether what the tool says of a copy differs from start to start.
+    pub(super) varies: bool,
 }
 
 /// A case about names of functions, at a launch and at an attach.
 const fn names(name: &'static str, tool: &'static str, why: &'static str) -> Case {
-    Case { name, tool, unit: "names", attach: true, why }
+    Case { name, tool, unit: "names", attach: true, why, varies: false }
 }
 
 const ELFUTILS: &str = "elfutils takes neighbouring mappings of one file for a module, and a copy stands between two parts of the program's \
@@ -80,7 +82,11 @@ pub(super) const CASES: &[Case] = &[
     names("go_pprof", "Go, `pprof` of the CPU", ""),
     Case { attach: false, ..names("jstack", "`jstack`", "") },
     Case { attach: false, ..names("jhsdb", "`jhsdb jstack --mixed`", JHSDB) },
-    Case { attach: false, ..names("async_profiler", "async-profiler, wall clock", ASYNC_PROFILER) },
+    Case {
+        attach: false,
+        varies: true,
+        ..names("async_profiler", "async-profiler, wall clock", ASYNC_PROFILER)
+    },
     Case { attach: false, ..names("hs_err", "the JVM's `hs_err` file", "") },
     names("node_report", "node, `process.report`", ""),
     Case { unit: "frames", ..names("py_spy", "`py-spy dump`", OWN_PATH) },

@@ -56,6 +56,9 @@ fn cell(case: &Case, way: Way, plain: &[String], said: &Said) -> String {
             format!("1 {}", unit.trim_end_matches('s'))
         }
         Said::Lines(lines) if way == Way::Plain => format!("{} {unit}", lines.len()),
+        Said::Lines(_) if case.varies && matches!(way, Way::Store | Way::Memfd) => {
+            "differs".to_owned()
+        }
         Said::Lines(lines) if lines == plain => "as plain".to_owned(),
         Said::Lines(lines) => {
             // A name that plain has twice counts twice.
@@ -136,7 +139,8 @@ fn text(rows: &[(&Case, Answers)]) -> String {
         let cells = cells(case, answers);
         let _infallible = writeln!(text, "| {} | {} |", case.tool, cells.join(" | "));
         let is_other = |said: &Said| matches!(answers.get(&Way::Plain).map(Vec::as_slice), Some([(_, plain)]) if plain != said);
-        if answers.values().flatten().any(|(_, said)| is_other(said)) && !case.why.is_empty() {
+        let differs = case.varies || answers.values().flatten().any(|(_, said)| is_other(said));
+        if differs && !case.why.is_empty() {
             let _infallible = writeln!(reasons, "- {}: {}", case.tool, case.why);
         }
     }

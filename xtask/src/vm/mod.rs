@@ -67,9 +67,7 @@ impl Arch {
     /// The kernels of the whole matrix.
     fn kernels(self) -> &'static [&'static str] {
         match self {
-            Self::X86 => {
-                &["5.10", "5.15", "6.1", "6.8", "6.12", "6.12-nothp", "6.12-rothp", "7.2"]
-            }
+            Self::X86 => &["5.10", "5.15", "6.1", "6.8", "6.12", "6.12-nothp", "6.12-rothp", "7.2"],
             Self::Arm => &["6.1", "6.12", "6.12-16k", "6.12-64k", "7.2"],
         }
     }
