@@ -25,8 +25,9 @@ use crate::{numa_placement, restart, store, systemd_units};
 pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
     let AttachOrder { target, workers, policy: Policy { pages, edges, dry_run, .. }, .. } = *order;
     let (process, edges) = (&target.process, Some(edges));
-    let seen = areas::look_at(&target.space, process, pages).unwrap_or_else(nothing);
-    let originals = originals(process, workers, &seen.areas, pages);
+    let seen = areas::look_at(&target.space, process, pages);
+    let areas = seen.as_ref().map_or(&[][..], |seen| &seen.areas);
+    let originals = originals(process, workers, areas, pages);
     let of = Subject { pid: target.pid, process, pages, edges, dry_run, in_full: true };
     of.report(Kind::Attach, seen, &originals, attached)
 }
@@ -46,20 +47,15 @@ pub fn inspect(pid: Pid, process: &ProcDir, pages: Pages) -> Result<Report, SysE
     let edges = Some(EdgePolicy::default());
     let of = Subject { pid, process, pages, edges, dry_run: true, in_full: true };
     let untouched = Attached::planned(Plan::nothing(pages.pmd));
-    Ok(Report { jit, ..of.report(Kind::Inspect, seen, &originals, &untouched) })
+    Ok(Report { jit, ..of.report(Kind::Inspect, Ok(seen), &originals, &untouched) })
 }
 
 /// Looks at a program after its launch, before it has run, and writes the report.
 pub(crate) fn report_launch(of: &Subject<'_>, attached: &Attached) -> Report {
-    let seen = areas::look(of.process, of.pages).unwrap_or_else(nothing);
+    let seen = areas::look(of.process, of.pages);
     let texts = attached.plan.texts.iter().map(|text| text.vma.clone());
     let originals: Vec<Vma> = texts.filter(|vma| !is_ours(vma)).collect();
     of.report(Kind::Launch, seen, &originals, attached)
-}
-
-/// Returns the mappings of a process that cannot be read any more.
-fn nothing(_gone: SysError) -> Seen {
-    Seen { areas: Vec::new(), smaps_for: None }
 }
 
 /// The process that a report is about.
@@ -80,10 +76,19 @@ pub(crate) struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// Returns the report of a process that looks like this. `originals` are its texts as they were mapped before.
-    fn report(&self, kind: Kind, seen: Seen, originals: &[Vma], attached: &Attached) -> Report {
+    /// Returns the report of a process that looks like this, or that could not be looked at. `originals` are its texts as
+    /// they were mapped before.
+    fn report(
+        &self,
+        kind: Kind,
+        seen: Result<Seen, SysError>,
+        originals: &[Vma],
+        attached: &Attached,
+    ) -> Report {
         let Self { pid, process, pages, in_full, .. } = *self;
-        let (plan, mut areas) = (&attached.plan, seen.areas);
+        let unseen = seen.as_ref().err().copied();
+        let Seen { mut areas, smaps_for } = seen.unwrap_or_default();
+        let plan = &attached.plan;
         // After an attach on a machine with one node, this would say only how much of the text is in memory.
         if in_full && (kind != Kind::Attach || numa_placement::has_several_nodes()) {
             numa_placement::tell(pid, &mut areas, pages);
@@ -105,7 +110,7 @@ impl Subject<'_> {
             report.unit = systemd_units::shown(process);
         }
         if let Some(edges) = self.edges {
-            report.smaps_for = attached.smaps_for.or(seen.smaps_for);
+            report.smaps_for = attached.smaps_for.or(smaps_for);
             report.restart = restart::gain(process, &report.files, edges, pages);
         }
         let (planned, huge) = (plan.span_bytes(), plan.huge_bytes_in(&areas));
@@ -114,8 +119,9 @@ impl Subject<'_> {
         }
         let failed = attached.failure.as_ref();
         let failed = failed.map(|failure| (failure.reason, Some(failure.detail.clone())));
-        let less =
-            || (kind == Kind::Launch).then(|| self.why_less(&report, attached, huge)).flatten();
+        let less = || {
+            (kind == Kind::Launch).then(|| self.why_less(&report, attached, huge, unseen)).flatten()
+        };
         if let Some((reason, detail)) = failed.or_else(less) {
             (report.reason, report.detail) = (Some(reason), detail);
         }
@@ -128,18 +134,23 @@ impl Subject<'_> {
     }
 
     /// Returns why a launched program has text on base pages although nothing failed. `huge` are the bytes of the plan
-    /// that are huge.
+    /// that are huge. `unseen` is why the program could not be looked at.
     fn why_less(
         &self,
         report: &Report,
         attached: &Attached,
         huge: u64,
+        unseen: Option<SysError>,
     ) -> Option<(Reason, Option<String>)> {
         let Attached { plan, setback, start, .. } = attached;
         let planned = plan.span_bytes();
         if huge < planned && has_ended(self.process) {
             // If the program is killed, the kernel ends the list of its mappings early.
             return Some((FailureKind::TargetGone.into(), Some("the program ended".to_owned())));
+        }
+        if let Some(error) = unseen.filter(|_| planned > 0) {
+            let what = format!("switched, but not verified: {error}");
+            return Some((Failure::unreadable(error).reason, Some(what)));
         }
         if huge < planned && !self.dry_run {
             // All calls succeeded, but the kernel shows no huge pages: believe the kernel.
@@ -227,8 +238,9 @@ fn notes(attached: &Attached) -> Vec<Note> {
         .iter()
         .filter_map(|text| {
             let failure = failure.as_ref().filter(|_| !text.spans.is_empty());
-            let own = text.rest.iter().map(|&(reason, _)| reason);
-            let own = { own }.find(|reason| *reason != SkipReason::Edges);
+            // Of the other reasons, that of the most bytes stands for all.
+            let others = text.rest.iter().filter(|(reason, _)| *reason != SkipReason::Edges);
+            let own = others.rev().max_by_key(|(_, bytes)| *bytes).map(|&(reason, _)| reason);
             let reason = failure.map(|failure| failure.reason).or(own)?;
             Some(Note { range: text.vma.range, reason })
         })

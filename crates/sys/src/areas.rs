@@ -23,7 +23,7 @@ use crate::procfs::{LONGEST_MAPS, ProcDir, io_error};
 use crate::procmap_query;
 
 /// The result of a look at a process.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Seen {
     /// Its VMAs, in address order.
     pub areas: Vec<Area>,

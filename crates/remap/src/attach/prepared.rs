@@ -244,8 +244,12 @@ pub(crate) fn prepare(
         return Ok(prepared);
     }
     let copied_before = images.bytes_copied();
+    let most = if order.workers.reader().is_some() { MOST_FOR_OTHERS } else { u64::MAX };
+    let mut wanted = 0;
     for (vma, spans) in copies(&attached.plan.clone()) {
-        match stage(order, &prepared.texts, &stored, vma, &spans, images, deadline) {
+        let image = allow(&spans, &mut wanted, most)
+            .and_then(|()| stage(order, &prepared.texts, &stored, vma, &spans, images, deadline));
+        match image {
             Ok(image) => {
                 if let Some(shortfall) = &image.filled.shortfall {
                     attached.failure.get_or_insert_with(|| shortfall.clone());
@@ -288,6 +292,20 @@ fn copies(plan: &Plan) -> impl Iterator<Item = (&Vma, Vec<Span>)> {
     })
 }
 
+/// Adds the length of a text's copy to what the copies of the process `wanted` so far. Refuses the text if that is more
+/// than `most`.
+fn allow(spans: &[Span], wanted: &mut u64, most: u64) -> Result<(), Failure> {
+    let copied = spans.iter().filter(|span| span.backing == Backing::Image);
+    let all = *wanted + copied.map(|span| span.range.len()).sum::<u64>();
+    if all > most {
+        let (text, most) = (mib(all), mib(most));
+        let what = format!("{text} MiB of text of another user's process ({most} MiB at most)");
+        return Err(Failure::new(FailureKind::MemoryHeadroom, what));
+    }
+    *wanted = all;
+    Ok(())
+}
+
 /// Gets the image of a text's spans ready.
 fn stage(
     order: &AttachOrder<'_>,
@@ -303,11 +321,6 @@ fn stage(
         return stored::image(stored, vma, spans).map(Arc::new);
     }
     let bytes = spans.iter().map(|span| span.range.len()).sum();
-    if backing == Backing::Image && order.workers.reader().is_some() && bytes > MOST_FOR_OTHERS {
-        let (text, most) = (mib(bytes), mib(MOST_FOR_OTHERS));
-        let what = format!("{text} MiB of text of another user's process ({most} MiB at most)");
-        return Err(Failure::new(FailureKind::MemoryHeadroom, what));
-    }
     let gone = || Failure::new(FailureKind::FileGone, vma.path().shown());
     let file = texts.file(vma).ok_or_else(gone)?;
     let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
@@ -347,4 +360,34 @@ fn refault(executor: &mut impl Executor, range: AddrRange) -> Result<(), TraceEr
         let _refused = executor.call(remote::madvise(range, advice))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tiexec_core::addr::RemoteAddr;
+    use tiexec_core::skip::Reason;
+
+    use super::*;
+
+    #[test]
+    fn all_copies_of_a_process_have_one_limit() {
+        let span = |backing, len| Span {
+            range: AddrRange::with_len(RemoteAddr::new(0), len).expect("not empty"),
+            file_offset: 0,
+            backing,
+            widened_bytes: 0,
+            edge: false,
+        };
+        let (most, mut wanted) = (MOST_FOR_OTHERS, 0);
+        let large = [span(Backing::Image, 600 << 20)];
+        assert!(allow(&large, &mut wanted, most).is_ok());
+        let refused = allow(&large, &mut wanted, most).expect_err("1.2 GiB");
+        assert_eq!(refused.reason, Reason::from(FailureKind::MemoryHeadroom));
+        // A smaller text still has room, and what copies nothing counts for nothing.
+        assert!(allow(&[span(Backing::Pagecache, 8 << 30)], &mut wanted, most).is_ok());
+        assert!(allow(&[span(Backing::Image, 424 << 20)], &mut wanted, most).is_ok());
+        assert_eq!(wanted, most);
+        assert!(allow(&[span(Backing::Image, 2 << 20)], &mut wanted, most).is_err());
+        assert!(allow(&large, &mut wanted, u64::MAX).is_ok());
+    }
 }

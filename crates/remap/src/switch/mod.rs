@@ -303,7 +303,7 @@ fn lock(executor: &mut impl Executor, part: &Switch) -> Result<(), TraceError> {
 }
 
 /// Repairs after an mremap that failed although nothing was left that could make it fail. Unmaps the staged
-/// mapping. If the kernel has unmapped the text, first maps the staged bytes there at once.
+/// mapping. If the kernel has unmapped the text, first maps the staged bytes there at once, unless a filter forbids it.
 fn put_right(
     executor: &mut impl Executor,
     around: &Surroundings<'_>,
@@ -315,7 +315,7 @@ fn put_right(
         Company::Alone => false,
         Company::Shared(shared) => shared.is_mapped_whole(part.to),
     };
-    if !text_is_there {
+    if !text_is_there && executor.may(&mmap_entry(part.protection, Placing::Over).optional()) {
         let OpenFile { fd, .. } = part.source;
         let over = remote::mmap(part.to, part.protection, Placing::Over, fd, part.offset);
         let _there_is_nothing_else = executor.call(over)?;
