@@ -303,7 +303,9 @@ fn no_process_is_left() {
         "prlimit",
         "--nproc=1:1",
     ];
+    // Text on the page cache becomes huge without a helper.
     let run = Run::new(program, ["code", "7"]).binary(public.tiexec()).behind(front);
+    let run = run.options(["--backing=image"]);
     run.plain().output().assert_code(7);
     let done = run.output();
     done.assert_code(7).assert_failed_open(&["fork_failed"]);

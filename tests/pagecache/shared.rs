@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use support::attaching::{ctl, json};
-use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, huge_folios};
+use support::fresh::{NO_HUGE_FOLIOS, assert_file_pmd_mapped, collapses_files, huge_folios};
 use support::programs::whole_node;
 use support::smaps::{Vma, vmas};
 use support::{Fresh, Held, Kind, Pinned, Run, installed, program, program_big, require};
@@ -140,6 +140,7 @@ fn v8_compiles_javascript_and_wasm() {
 #[test]
 fn an_attach_names_the_page_cache_and_its_copies() {
     require!(huge_folios(), "{NO_HUGE_FOLIOS}");
+    require!(!collapses_files(), "this kernel collapses the small folios, and nothing is copied");
     let copy = Fresh::cold(&program_big("hold", Kind::DynamicNoPie, 8));
     support::warm::cache_small_part(copy.path(), 2);
     let _pinned = Pinned::huge(copy.path());

@@ -22,7 +22,7 @@ for page in '1 tiexec' '8 tiexecctl'; do
     # shellcheck disable=SC2086
     man -w $page
 done
-for file in bash-completion/completions/tiexec zsh/site-functions/_tiexec fish/vendor_completions.d/tiexec.fish doc/tiexec/copyright; do
+for file in bash-completion/completions/tiexec zsh/vendor-completions/_tiexec fish/vendor_completions.d/tiexec.fish doc/tiexec/copyright; do
     [ -s /usr/share/$file ] || { step "no $file"; exit 1; }
 done
 step remove

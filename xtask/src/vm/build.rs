@@ -38,15 +38,25 @@ impl fmt::Display for File {
 pub(crate) struct Test {
     pub(crate) file: File,
     pub(crate) program: PathBuf,
-    /// The filters by which the test program selects them.
-    pub(crate) only: Vec<String>,
+    pub(crate) chosen: Chosen,
 }
 
-/// Returns the filters of the named tests, by file. A name is `area`, `area::module` or `area::module::part of a test's
-/// name`.
-fn chosen(wanted: &[String]) -> Result<BTreeMap<File, Vec<String>>> {
-    let mut chosen: BTreeMap<File, Vec<String>> = BTreeMap::new();
-    for test in wanted {
+/// How the tests of one file are selected.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub(crate) struct Chosen {
+    /// The filters by which the test program selects them.
+    pub(crate) only: Vec<String>,
+    /// The thing that the guest's doctor must find `ok`; empty if they run in each guest.
+    pub(crate) needs: &'static str,
+}
+
+/// Tests to run: `area`, `area::module` or `area::module::part of a test's name`, and what they [need](Chosen::needs).
+pub(crate) type Wanted<'a> = (&'a str, &'static str);
+
+/// Returns how to select the tests, by file.
+fn chosen(wanted: &[Wanted<'_>]) -> Result<BTreeMap<File, Chosen>> {
+    let mut all: BTreeMap<File, Chosen> = BTreeMap::new();
+    for &(test, needs) in wanted {
         let (area, rest) = test.split_once("::").unwrap_or((test, ""));
         let (module, part) = rest.split_once("::").unwrap_or((rest, ""));
         let files: Vec<File> = files()?
@@ -58,10 +68,12 @@ fn chosen(wanted: &[String]) -> Result<BTreeMap<File, Vec<String>>> {
         }
         for file in files {
             let by = format!("{}{part}", file.prefix());
-            chosen.entry(file).or_default().push(by);
+            let chosen = all.entry(file).or_default();
+            chosen.only.push(by);
+            chosen.needs = needs;
         }
     }
-    Ok(chosen)
+    Ok(all)
 }
 
 /// All files of tests.
@@ -155,7 +167,7 @@ pub(crate) fn cargo() -> Command {
 }
 
 /// Builds the named tests (see [`chosen`]).
-pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Built> {
+pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[Wanted<'_>]) -> Result<Built> {
     let repository = repository()?;
     let mut build = cargo();
     build.current_dir(&repository).stdout(Stdio::piped());
@@ -184,10 +196,10 @@ pub(crate) fn tests(cache: &Cache, arch: Arch, wanted: &[String]) -> Result<Buil
         let ours = source == repository.join("tests").join(&target.name).join("main.rs");
         if message.reason == "compiler-artifact" && is_test && ours && target.kind == ["test"] {
             let of_it = chosen.iter().filter(|(file, _)| file.area == target.name);
-            tests.extend(of_it.map(|(file, only)| Test {
+            tests.extend(of_it.map(|(file, chosen)| Test {
                 file: file.clone(),
                 program: program.clone(),
-                only: only.clone(),
+                chosen: chosen.clone(),
             }));
         }
     }
@@ -291,13 +303,13 @@ mod tests {
     #[test]
     fn tests_are_chosen_by_area_by_file_and_by_name() {
         let of = |wanted: &str| -> Vec<(String, Vec<String>)> {
-            let chosen = chosen(&[wanted.to_owned()]).unwrap();
-            chosen.into_iter().map(|(file, only)| (file.to_string(), only)).collect()
+            let all = chosen(&[(wanted, "")]).unwrap();
+            all.into_iter().map(|(file, chosen)| (file.to_string(), chosen.only)).collect()
         };
         assert_eq!(of("attach::odd"), [("attach::odd".to_owned(), vec!["odd::".to_owned()])]);
         let by_name = ("attach::odd".to_owned(), vec!["odd::in_order".to_owned()]);
         assert_eq!(of("attach::odd::in_order"), [by_name]);
         assert!(of("attach").len() > 10);
-        assert!(chosen(&["attach::nothing".to_owned()]).is_err());
+        assert!(chosen(&[("attach::nothing", "")]).is_err());
     }
 }

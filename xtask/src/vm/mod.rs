@@ -195,8 +195,8 @@ impl VmTest {
         guest::look_for_qemu(arch)?;
         let root = root::image(cache, arch, self.newest)?;
         let wanted = match &self.tests[..] {
-            [] => table::tests_of_features().into_iter().map(str::to_owned).collect(),
-            some => some.to_vec(),
+            [] => table::tests_of_features().into_iter().collect(),
+            some => some.iter().map(|test| (test.as_str(), "")).collect::<Vec<_>>(),
         };
         let built = build::tests(cache, arch, &wanted)?;
         let whole = self.record && self.tests.is_empty();
@@ -221,6 +221,7 @@ impl VmTest {
                 disk: self.disk,
                 cpu: without.or(self.cpu.as_deref()),
                 limit: self.limit,
+                asks_the_doctor: self.tests.is_empty(),
                 command: self.command.as_deref().unwrap_or_default(),
             };
             let mut run = guest

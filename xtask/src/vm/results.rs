@@ -124,24 +124,28 @@ pub(crate) fn place(cache: &Cache, in_the_document: bool) -> Result<PathBuf> {
     if in_the_document { Ok(repository()?.join("docs/kernels")) } else { cache.dir("results") }
 }
 
-/// Stores a run in `dir`. The run replaces earlier results of the same tests there.
+/// Stores a run in `dir`. A whole run replaces all earlier results there; another one, those of the same tests.
 pub(crate) fn store(dir: &Path, run: &Run) -> Result<()> {
     fs::create_dir_all(dir)?;
     let words: Vec<String> =
         run.column().split([' ', ',']).filter(|word| !word.is_empty()).map(str::to_owned).collect();
     let path = dir.join(words.join("-") + ".json");
-    let (mut results, mut covered) = match fs::read(&path) {
+    let (mut results, mut covered, mut doctor) = match fs::read(&path) {
         Ok(bytes) => serde_json::from_slice::<Run>(&bytes).map_or_else(
             |error| {
                 eprintln!("{}: {error}; begun anew", path.display());
                 Default::default()
             },
-            |run| (run.results, run.covered),
+            |run| (run.results, run.covered, run.doctor),
         ),
         Err(_absent) => Default::default(),
     };
     if !run.covered.is_empty() {
         covered.clone_from(&run.covered);
+        results.clear();
+    }
+    if !run.doctor.is_empty() {
+        doctor.clone_from(&run.doctor);
     }
     for (file, outcomes) in &run.results {
         let known: &mut BTreeMap<_, _> = results.entry(file.clone()).or_default();
@@ -153,7 +157,7 @@ pub(crate) fn store(dir: &Path, run: &Run) -> Result<()> {
         arch: run.arch.clone(),
         release: run.release.clone(),
         disk: run.disk.clone(),
-        doctor: run.doctor.clone(),
+        doctor,
         results,
         complaints: run.complaints.clone(),
         covered,

@@ -98,8 +98,8 @@ enum Probe {
     /// The level of the doctor's finding on this thing.
     Doctor(&'static str),
     /// All tests of these files (`area::module`). With `area::module::part`, only the tests with that part in their
-    /// names.
-    Tests(&'static [&'static str]),
+    /// names. A guest runs them only if its doctor finds the thing before them `ok`.
+    Tests(&'static str, &'static [&'static str]),
     /// The doctor's finding on a thing, and the words before its yes or no.
     Says(&'static str, &'static str),
 }
@@ -108,80 +108,105 @@ enum Probe {
 const FEATURES: &[(&str, Probe)] = &[
     (
         "launch on `image`",
-        Probe::Tests(&[
-            "launch::becomes_exit::every_whole_huge_page",
-            "launch::becomes_exit::many_launches_at_once",
-            "launch::becomes_exit::forks_vforks_and_threads",
-            "launch::report_and_dry_run::the_json_report",
-        ]),
+        Probe::Tests(
+            "image",
+            &[
+                "launch::becomes_exit::every_whole_huge_page",
+                "launch::becomes_exit::many_launches_at_once",
+                "launch::becomes_exit::forks_vforks_and_threads",
+                "launch::report_and_dry_run::the_json_report",
+            ],
+        ),
     ),
     ("`image`: a memfd becomes huge", Probe::Doctor("image")),
     ("`pagecache`: a file becomes huge", Probe::Doctor("pagecache")),
-    ("`pagecache`: shared, and found again", Probe::Tests(&["pagecache::shared"])),
-    ("`pagecache`: what nobody has cached", Probe::Tests(&["pagecache::cold"])),
-    ("`pagecache`: small folios collapsed", Probe::Tests(&["pagecache::collapse"])),
-    ("`tiexecctl warm`", Probe::Tests(&["pagecache::warm_makes_huge::programs"])),
-    ("`store`", Probe::Tests(&["store::build::programs_however_linked"])),
+    ("`pagecache`: shared, and found again", Probe::Tests("pages", &["pagecache::shared"])),
+    ("`pagecache`: what nobody has cached", Probe::Tests("pages", &["pagecache::cold"])),
+    ("`pagecache`: small folios collapsed", Probe::Tests("pages", &["pagecache::collapse"])),
+    ("`tiexecctl warm`", Probe::Tests("pages", &["pagecache::warm_makes_huge::programs"])),
+    ("`store`", Probe::Tests("pages", &["store::build::programs_however_linked"])),
     ("`hugetlb`", Probe::Doctor("hugetlb")),
     ("PIE moved", Probe::Doctor("rebase")),
     (
         "PIE moved, in every layout",
-        Probe::Tests(&["layout::rebase::linked_by_gnu_ld", "layout::rebase::static"]),
+        Probe::Tests("pages", &["layout::rebase::linked_by_gnu_ld", "layout::rebase::static"]),
     ),
-    ("shared libraries at launch", Probe::Tests(&["dso::launch::the_program_and_its_object"])),
-    ("launch: the helper killed anywhere", Probe::Tests(&["launch::helper_killed::after_each"])),
+    (
+        "shared libraries at launch",
+        Probe::Tests("image", &["dso::launch::the_program_and_its_object"]),
+    ),
+    (
+        "launch: the helper killed anywhere",
+        Probe::Tests("image", &["launch::helper_killed::after_each"]),
+    ),
     (
         "attach and revert",
-        Probe::Tests(&[
-            "attach::manual::attach_makes_text_huge",
-            "attach::manual::where_the_kernel_can",
-            "attach::manual::an_own_process",
-        ]),
+        Probe::Tests(
+            "image",
+            &[
+                "attach::manual::attach_makes_text_huge",
+                "attach::manual::where_the_kernel_can",
+                "attach::manual::an_own_process",
+            ],
+        ),
     ),
     (
         "attach: restartable calls",
-        Probe::Tests(&[
-            "attach::blocked::restart_syscall",
-            "attach::blocked::futex",
-            "attach::blocked::nanosleep",
-            "attach::blocked::sigtimedwait",
-            "attach::blocked::recv_timeout",
-        ]),
+        Probe::Tests(
+            "image",
+            &[
+                "attach::blocked::restart_syscall",
+                "attach::blocked::futex",
+                "attach::blocked::nanosleep",
+                "attach::blocked::sigtimedwait",
+                "attach::blocked::recv_timeout",
+            ],
+        ),
     ),
     (
         "attach: the tracer killed anywhere",
-        Probe::Tests(&["attach::killed::while_the_thread_sleeps"]),
+        Probe::Tests("image", &["attach::killed::while_the_thread_sleeps"]),
     ),
     ("a child may be traced", Probe::Doctor("ptrace")),
-    ("fail-open", Probe::Tests(&["fail_open::resources"])),
-    ("fail-open without any huge pages", Probe::Tests(&["fail_open::without_huge_pages"])),
+    ("fail-open", Probe::Tests("image", &["fail_open::resources"])),
+    ("fail-open without any huge pages", Probe::Tests("", &["fail_open::without_huge_pages"])),
     (
         "THP `never`: copies are huge all the same",
-        Probe::Tests(&["fail_open::hardened::thp_never"]),
+        Probe::Tests("image", &["fail_open::hardened::thp_never"]),
     ),
-    ("Yama scopes 0, 1 and 2", Probe::Tests(&["fail_open::hardened::yama"])),
-    ("Yama scope 3: nothing is done, and said", Probe::Tests(&["fail_open::yama_forbids"])),
+    ("Yama scopes 0, 1 and 2", Probe::Tests("image", &["fail_open::hardened::yama"])),
+    (
+        "Yama scope 3: nothing is done, and said",
+        Probe::Tests("pages", &["fail_open::yama_forbids"]),
+    ),
     (
         "`PR_SET_MDWE`: launch and attach",
-        Probe::Tests(&["fail_open::hardened::writing_and_executing"]),
+        Probe::Tests("image", &["fail_open::hardened::writing_and_executing"]),
     ),
-    ("`vm.memfd_noexec` 0, 1 and 2", Probe::Tests(&["fail_open::hardened::memory_files"])),
-    ("sealed text (`mseal`) is left alone", Probe::Tests(&["fail_open::hardened::sealed"])),
-    ("guarded text (BTI) stays guarded", Probe::Tests(&["pages::guarded_text"])),
-    ("attach: scalable vectors and ZA", Probe::Tests(&["attach::vectors"])),
-    ("huge pages however large, by launch and attach", Probe::Tests(&["pages::large_huge_pages"])),
-    ("`--numa`", Probe::Tests(&["pages::numa"])),
-    ("`--page-size`", Probe::Tests(&["pages::page_size"])),
+    ("`vm.memfd_noexec` 0, 1 and 2", Probe::Tests("image", &["fail_open::hardened::memory_files"])),
+    (
+        "sealed text (`mseal`) is left alone",
+        Probe::Tests("image", &["fail_open::hardened::sealed"]),
+    ),
+    ("guarded text (BTI) stays guarded", Probe::Tests("image", &["pages::guarded_text"])),
+    ("attach: scalable vectors and ZA", Probe::Tests("image", &["attach::vectors"])),
+    (
+        "huge pages however large, by launch and attach",
+        Probe::Tests("hugetlb", &["pages::large_huge_pages"]),
+    ),
+    ("`--numa`", Probe::Tests("hugetlb", &["pages::numa"])),
+    ("`--page-size`", Probe::Tests("hugetlb", &["pages::page_size"])),
     ("breakpoints in hugetlb text", Probe::Says("hugetlb", "breakpoints there: ")),
 ];
 
-/// The tests that are probes of features. What does not depend on the kernel is tested natively only.
-pub(super) fn tests_of_features() -> BTreeSet<&'static str> {
+/// The tests that are probes of features, and the thing that each needs. What does not depend on the kernel is tested
+/// natively only.
+pub(super) fn tests_of_features() -> BTreeSet<(&'static str, &'static str)> {
     let of_tests = FEATURES.iter().filter_map(|(_, probe)| match probe {
-        Probe::Tests(tests) => Some(*tests),
+        Probe::Tests(thing, tests) => Some(tests.iter().map(|test| (*test, *thing))),
         Probe::Doctor(_) | Probe::Says(..) => None,
     });
-    of_tests.flatten().copied().collect()
+    of_tests.flatten().collect()
 }
 
 /// Splits a name into the file of tests (`area::module`) and the rest, a part of a test's name.
@@ -212,14 +237,14 @@ pub(crate) fn features(runs: &[Run]) -> String {
         let shown = match probe {
             Probe::Doctor(thing) => format!("`doctor`: {thing}"),
             Probe::Says(thing, _) => format!("`doctor`: {thing}"),
-            Probe::Tests(files) => format!("tests: `{}`", files.join("`, `")),
+            Probe::Tests(_, files) => format!("tests: `{}`", files.join("`, `")),
         };
         let _infallible = write!(text, "| {feature} | {shown} |");
         for run in runs {
             let cell = match probe {
                 Probe::Doctor(thing) => found(run, thing),
                 Probe::Says(thing, words) => says(run, thing, words).to_owned(),
-                Probe::Tests(files) => passed(run, files),
+                Probe::Tests(_, files) => passed(run, files),
             };
             let _infallible = write!(text, " {cell} |");
         }
