@@ -17,7 +17,7 @@ use tiexec_sys::{Errno, SysError};
 use tiexec_tracee::Failure;
 
 use crate::file_systems;
-use crate::pagecache::{bring, map, total, unmapped, unseen};
+use crate::pagecache::{Small, bring, map, total, unmapped, unseen};
 use crate::users;
 
 /// The program that evicts.
@@ -102,7 +102,8 @@ impl<'a> Evictor<'a> {
     /// # Errors
     /// As [`bring`].
     pub(crate) fn becomes_huge(&self, chunk: &Range<u64>) -> Result<bool, Failure> {
-        let prepared = bring(self.file, std::slice::from_ref(chunk), self.pages, None)?;
+        let prepared =
+            bring(self.file, std::slice::from_ref(chunk), self.pages, Small::Collapse, None)?;
         Ok(total(&prepared.huge) == chunk.end - chunk.start)
     }
 

@@ -8,6 +8,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use tiexec_core::addr::Pages;
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::compaction;
@@ -52,9 +53,25 @@ impl Held {
     }
 }
 
+/// What is done about data that is cached in small folios.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Small {
+    /// The kernel collapses it, if it can. The processes that map it fault it in again.
+    Collapse,
+    /// It stays as it is, and no process notices anything.
+    Leave,
+}
+
+impl Small {
+    /// Returns what a dry run may do, or a real one.
+    pub(crate) const fn of(dry_run: bool) -> Self {
+        if dry_run { Self::Leave } else { Self::Collapse }
+    }
+}
+
 /// Brings `chunks` of the file into huge folios if that costs no other process anything. Uncached data is read in
-/// as huge folios. Data in small folios is collapsed if the kernel can, and otherwise stays as it is. `chunks` are
-/// file ranges in bytes, multiples of the huge page, ascending.
+/// as huge folios. Data in small folios is collapsed if the kernel can and `small` allows it, and otherwise stays as it is.
+/// `chunks` are file ranges in bytes, multiples of the huge page, ascending.
 ///
 /// Touches one base page of each huge page, reads nothing that is cached, and stops at `deadline`.
 ///
@@ -65,9 +82,10 @@ pub fn prepare(
     file: &File,
     chunks: &[Range<u64>],
     pages: Pages,
+    small: Small,
     deadline: Instant,
 ) -> Result<Prepared, Failure> {
-    bring(file, chunks, pages, Some(deadline))
+    bring(file, chunks, pages, small, Some(deadline))
 }
 
 /// As [`prepare`]; without a deadline it runs to the end.
@@ -75,6 +93,7 @@ pub(crate) fn bring(
     file: &File,
     chunks: &[Range<u64>],
     pages: Pages,
+    small: Small,
     deadline: Option<Instant>,
 ) -> Result<Prepared, Failure> {
     let mut prepared = Prepared::default();
@@ -108,9 +127,9 @@ pub(crate) fn bring(
         let all = huge_pages(&run, pages).inspect(room_made);
         let mut late = !touch(&mapping, all, pages, deadline);
         let mut huge = mapping.huge_parts().map_err(unseen)?;
-        if !late && total(&huge) < run.end - run.start {
-            let small = missing(&run, &huge, pages);
-            let collapsed = collapse(&mapping, &small, pages, deadline);
+        if !late && small == Small::Collapse && total(&huge) < run.end - run.start {
+            let missing = missing(&run, &huge, pages);
+            let collapsed = collapse(&mapping, &missing, pages, deadline);
             late = !collapsed.in_time;
             if collapsed.any {
                 huge = mapping.huge_parts().map_err(unseen)?;

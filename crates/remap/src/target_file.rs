@@ -16,7 +16,7 @@ use tiexec_sys::reopen::PathFile;
 use tiexec_tracee::Failure;
 
 use crate::file_facts::FileFacts;
-use crate::pagecache;
+use crate::pagecache::{self, Small};
 use crate::workers::OpenApart;
 
 /// Reading bytes at a position of a file.
@@ -75,11 +75,14 @@ impl TargetFile {
         &self,
         chunks: &[Range<u64>],
         pages: Pages,
+        small: Small,
         deadline: Instant,
     ) -> Result<pagecache::Prepared, Failure> {
         match self {
-            Self::Here(file) => pagecache::prepare(file, chunks, pages, deadline),
-            Self::Apart(opened) => opened.reader.prepare_cache(opened.id, chunks, pages, deadline),
+            Self::Here(file) => pagecache::prepare(file, chunks, pages, small, deadline),
+            Self::Apart(opened) => {
+                opened.reader.prepare_cache(opened.id, chunks, pages, small, deadline)
+            }
         }
     }
 

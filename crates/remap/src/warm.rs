@@ -11,7 +11,7 @@ use tiexec_core::skip::{Reason, SkipReason};
 use tiexec_tracee::Failure;
 
 use crate::evict::{Asker, Evictor, not_owner};
-use crate::pagecache::{ChunkState, bring, huge_pages, state, total};
+use crate::pagecache::{ChunkState, Small, bring, huge_pages, state, total};
 use crate::policy;
 
 /// How much of a file's text is in huge folios that a mapping of the text can map by PMD entries.
@@ -81,7 +81,7 @@ pub fn warm(
     // No mapping of the text maps the edges by PMD entries. In large folios they are still read faster, and take
     // fewer faults.
     for edge in edges(text, pages) {
-        let _not_text = bring(file, &[edge], pages, None);
+        let _not_text = bring(file, &[edge], pages, Small::Collapse, None);
     }
     if untold {
         return Ok(weigh(text, &states, obstacle, pages));

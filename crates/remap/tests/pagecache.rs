@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 use tiexec_core::addr::Pages;
 use tiexec_core::skip::{FailureKind, SkipReason};
-use tiexec_remap::pagecache::{ChunkState, Prepared, prepare, state};
+use tiexec_remap::pagecache::{ChunkState, Prepared, Small, prepare, state};
 use tiexec_sys::pagecache::{FileMapping, cache_state, evict, is_open_for_writing};
 use tiexec_sys::thp;
 
@@ -51,7 +51,8 @@ impl Fixture {
 
     fn prepare(&self, chunks: &[Range<u64>]) -> Prepared {
         let deadline = Instant::now() + Duration::from_secs(600);
-        prepare(&self.file, chunks, self.pages, deadline).expect("a file that can be mapped")
+        prepare(&self.file, chunks, self.pages, Small::Collapse, deadline)
+            .expect("a file that can be mapped")
     }
 
     fn states(&self) -> Vec<ChunkState> {
@@ -101,7 +102,13 @@ fn text_as_large_as_the_memory_is_not_read_in() {
     fixture.named.as_file().set_len(len).expect("a file system with sparse files");
     let (before, all) = (fixture.cached_pages(), 0..len);
     let deadline = Instant::now() + Duration::from_secs(600);
-    let refused = prepare(&fixture.file, std::slice::from_ref(&all), fixture.pages, deadline);
+    let refused = prepare(
+        &fixture.file,
+        std::slice::from_ref(&all),
+        fixture.pages,
+        Small::Collapse,
+        deadline,
+    );
     assert_eq!(refused.expect_err("too much").reason, FailureKind::MemoryHeadroom);
     assert_eq!(fixture.cached_pages(), before);
 }
@@ -151,7 +158,8 @@ fn past_the_end_and_past_the_deadline_are_results() {
     let prepared = fixture.prepare(std::slice::from_ref(&past));
     assert_eq!(prepared.huge, []);
     assert!(prepared.shortfall.is_some());
-    let prepared = prepare(&fixture.file, &[fixture.whole()], fixture.pages, Instant::now());
+    let prepared =
+        prepare(&fixture.file, &[fixture.whole()], fixture.pages, Small::Collapse, Instant::now());
     let prepared = prepared.expect("a file that can be mapped");
     assert_eq!(prepared.shortfall.expect("a reason").reason, FailureKind::Deadline);
     assert_eq!(fixture.cached_pages(), 0, "nothing was touched in no time");

@@ -24,7 +24,7 @@ use crate::elf_file::loads;
 use crate::headroom;
 use crate::mapped::{is_found_beside, plain};
 use crate::open_mapped::open_mapped;
-use crate::pagecache::Held;
+use crate::pagecache::{Held, Small};
 use crate::policy::Policy;
 use crate::target_file::TargetFile;
 
@@ -223,7 +223,7 @@ impl Texts {
     /// Returns the parts of the text's file that are in PMD-sized folios, where they can be
     /// PMD-mapped.
     fn folios(&mut self, looking: &Looking<'_>, text: &RunningText) -> Vec<Range<u64>> {
-        let Policy { pages, edges, .. } = looking.order.policy;
+        let Policy { pages, edges, dry_run, .. } = looking.order.policy;
         let vma = &text.vma;
         let Some(file) = self.file(vma) else { return Vec::new() };
         let in_file = |range: AddrRange| {
@@ -243,7 +243,7 @@ impl Texts {
             chunks.extend(edge_chunks(parts, edges, pages, len).into_iter().filter(near));
         }
         order::by_key(&mut chunks, |chunk| chunk.start);
-        let prepared = file.prepare_cache(&chunks, pages, looking.deadline);
+        let prepared = file.prepare_cache(&chunks, pages, Small::of(dry_run), looking.deadline);
         let prepared = prepared.unwrap_or_default();
         self.held.extend(prepared.held);
         prepared.huge

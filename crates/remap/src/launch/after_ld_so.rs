@@ -35,7 +35,7 @@ use crate::attach::{
 use crate::images::Images;
 use crate::objects::Object;
 use crate::objects::chunks_of;
-use crate::pagecache;
+use crate::pagecache::{self, Small};
 use crate::policy::Policy;
 use crate::sources::Sources;
 use crate::store::Store;
@@ -108,15 +108,17 @@ fn only_shared(sources: Sources) -> bool {
 /// Plans for objects before they are mapped, as if each were mapped at address 0. Prepares the page cache until
 /// `deadline`, and builds no image.
 pub(crate) fn expected(policy: &Policy, objects: &[Object], deadline: Instant) -> Plan {
-    let Policy { pages, sources, .. } = *policy;
+    let Policy { pages, sources, dry_run, .. } = *policy;
+    let small = Small::of(dry_run);
     let none = || Failure::new(SkipReason::NoStore, "there is no image store");
     let store = Store::open_for_this_user(pages).and_then(|store| store.ok_or_else(none));
     let mut texts = Vec::new();
     for object in objects {
         let Ok(meta) = object.file.metadata() else { continue };
         let chunks = chunks_of(object, pages);
-        let prepared =
-            sources.pagecache.then(|| pagecache::prepare(&object.file, &chunks, pages, deadline));
+        let prepared = sources
+            .pagecache
+            .then(|| pagecache::prepare(&object.file, &chunks, pages, small, deadline));
         let folios = prepared.and_then(Result::ok).unwrap_or_default().huge;
         let find = |store: &Store| {
             let found = store.find(&object.file, &object.path, None)?;

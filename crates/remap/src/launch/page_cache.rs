@@ -27,7 +27,7 @@ use crate::evict::{Asker, Evictor, not_owner};
 use crate::file_systems::{self, LOCAL, ON_DISK};
 use crate::headroom;
 use crate::objects::{Object, chunks_of};
-use crate::pagecache::{self, Prepared, huge_pages, total};
+use crate::pagecache::{self, Prepared, Small, huge_pages, total};
 use crate::policy::Policy;
 use crate::records::{Added, DAY, Records};
 
@@ -73,7 +73,7 @@ fn prepare(
     deadline: Instant,
 ) -> (bool, Option<Failure>) {
     let pages = policy.pages;
-    let prepare = || pagecache::prepare(file, chunks, pages, deadline);
+    let prepare = || pagecache::prepare(file, chunks, pages, Small::of(policy.dry_run), deadline);
     let Ok(Prepared { huge, shortfall, held }) = prepare() else { return (false, None) };
     let is_small = |failure: &Failure| failure.reason == Reason::from(SkipReason::SmallFolios);
     if !policy.evict || !shortfall.as_ref().is_some_and(is_small) {

@@ -23,7 +23,7 @@ use tiexec_tracee::arch;
 use super::Order;
 use crate::elf_file::elf_facts;
 use crate::open_mapped::{must_all_be_local, open_exe};
-use crate::pagecache;
+use crate::pagecache::{self, Small};
 use crate::policy::Policy;
 use crate::store::{BuildOrder, Store, StoredImage};
 use crate::target_file::of_roots_at;
@@ -206,9 +206,10 @@ fn folios(
     policy: &Policy,
     deadline: Instant,
 ) -> pagecache::Prepared {
-    let Policy { pages, edges, .. } = *policy;
+    let Policy { pages, edges, dry_run, .. } = *policy;
     let len = exe.metadata().map_or(0, |meta| meta.len());
     let chunks = image.cacheable_chunks(pages, edges, len);
-    let prepare = |chunks: Vec<_>| pagecache::prepare(exe, &chunks, pages, deadline).ok();
+    let small = Small::of(dry_run);
+    let prepare = |chunks: Vec<_>| pagecache::prepare(exe, &chunks, pages, small, deadline).ok();
     chunks.and_then(prepare).unwrap_or_default()
 }

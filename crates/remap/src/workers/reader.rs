@@ -36,7 +36,7 @@ use crate::credentials::place;
 use crate::file_facts::FileFacts;
 use crate::image::{Filled, ImageMemory, Source};
 use crate::images::{Image, Images};
-use crate::pagecache::Held;
+use crate::pagecache::{Held, Small};
 use crate::{headroom, pagecache};
 
 /// The longest time to open a file of a local file system.
@@ -59,6 +59,7 @@ enum Request {
         id: u32,
         chunks: Vec<Range<u64>>,
         pages: Pages,
+        small: Small,
         patience: Duration,
     },
     Make(Box<Make>),
@@ -185,11 +186,12 @@ impl ReadsApart for Reader {
         id: u32,
         chunks: &[Range<u64>],
         pages: Pages,
+        small: Small,
         deadline: Instant,
     ) -> Result<pagecache::Prepared, Failure> {
         self.must_be_paid()?;
         let patience = time_until(deadline);
-        self.ask(&Request::Cache { id, chunks: chunks.to_vec(), pages, patience }, None)?;
+        self.ask(&Request::Cache { id, chunks: chunks.to_vec(), pages, small, patience }, None)?;
         match self.answer(patience + GRACE)? {
             (Reply::Cached { huge, shortfall }, _) => Ok(pagecache::Prepared {
                 huge,
@@ -329,8 +331,9 @@ impl Serving {
                 (Reply::Opened(facts), None)
             }
             Request::Read { .. } => return Err(odd()),
-            Request::Cache { id, chunks, pages, patience } => {
-                let done = pagecache::prepare(self.file(id)?, &chunks, pages, until(patience))?;
+            Request::Cache { id, chunks, pages, small, patience } => {
+                let file = self.file(id)?;
+                let done = pagecache::prepare(file, &chunks, pages, small, until(patience))?;
                 self.held.extend(done.held);
                 (Reply::Cached { huge: done.huge, shortfall: done.shortfall }, None)
             }

@@ -17,7 +17,7 @@ use tiexec_tracee::Failure;
 
 use crate::file_facts::FileFacts;
 use crate::images::Image;
-use crate::pagecache;
+use crate::pagecache::{self, Small};
 
 /// The requests to the process that opens the files of a process of other credentials. This is a trait, so that
 /// libtiexec, which starts no reader, does not contain the reader's code.
@@ -46,6 +46,7 @@ pub(crate) trait ReadsApart: Debug + Send + Sync {
         id: u32,
         chunks: &[Range<u64>],
         pages: Pages,
+        small: Small,
         deadline: Instant,
     ) -> Result<pagecache::Prepared, Failure>;
 

@@ -16,7 +16,7 @@ use tiexec_core::tlb_sweep::{Levels, Measured, Point, Sweeps};
 use tiexec_engine::settings::{CONFIG_FILE, config_file};
 use tiexec_engine::switched_off::FILE as SWITCHED_OFF;
 use tiexec_remap::jumps::{self, Jumps};
-use tiexec_remap::pagecache::{self, Prepared};
+use tiexec_remap::pagecache::{self, Prepared, Small};
 use tiexec_remap::store::directory::{Directory, is_on_tmpfs};
 use tiexec_remap::{headroom, host_pages};
 use tiexec_sys::memory::FillMapping;
@@ -194,7 +194,7 @@ fn bring(pages: Pages, small: bool) -> std::io::Result<Result<Prepared, Failure>
     }
     let patience = Instant::now() + Duration::from_secs(10);
     let whole = 0..pages.pmd.bytes();
-    Ok(pagecache::prepare(&file, &[whole], pages, patience))
+    Ok(pagecache::prepare(&file, &[whole], pages, Small::Collapse, patience))
 }
 
 fn page_cache(pages: Pages) -> Finding {
