@@ -143,6 +143,11 @@ impl LockedTarget {
         }
     }
 
+    /// Gives up the lock. Others may work on the process from now on.
+    pub fn into_target(self) -> Target {
+        self.target
+    }
+
     /// Returns when the process began, in clock ticks since boot; `None` once it is gone.
     pub fn start_time(&self) -> Option<u64> {
         start_time(&self.target.process)

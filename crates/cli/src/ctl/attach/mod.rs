@@ -31,6 +31,7 @@ use tiexec_remap::images::Images;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, thp};
+use tiexec_tracee::target::Target;
 
 use super::families::{Figures, Printer, STOP, Seen, UNDO, WHO};
 use super::progress::{Progress, sampling, who};
@@ -167,7 +168,7 @@ impl Job<'_> {
             let plan = &attached.plan;
             let whose = printer.has_several().then(|| format!("{} {WHO}: ", locked.target.comm));
             let text = format!("{}{plan}", whose.unwrap_or_default());
-            let seen = Seen { text, program: program(&locked), ..Seen::default() };
+            let seen = Seen { text, program: program(&locked.target), ..Seen::default() };
             return Some(printer.one(pid, seen, || plan.to_json(None, None)));
         }
         if let (Some(size), None, 0) = (
@@ -179,13 +180,6 @@ impl Job<'_> {
         }
         let mut seen = seen(&locked, &treated, printer.has_several());
         seen.status = status_of(&locked, &treated);
-        if treated.report.huge_bytes > 0 {
-            let split = thp::pages().and_then(host_pages::are_split);
-            treated.report.host_splits = split;
-            if split == Some(true) && treated.changed_it() && !options.common.quiet {
-                warn_of_host(&locked);
-            }
-        }
         if let Some(time) = options.for_
             && (treated.attached.touched_it() || locked.has_text_of_ours() == Some(true))
         {
@@ -204,14 +198,23 @@ impl Job<'_> {
                 }
             }
         }
+        // The measurement of a host takes a second or more. Others may work on the process meanwhile.
+        let target = locked.into_target();
+        if treated.report.huge_bytes > 0 {
+            let split = thp::pages().and_then(host_pages::are_split);
+            treated.report.host_splits = split;
+            if split == Some(true) && treated.changed_it() && !options.common.quiet {
+                warn_of_host(&target);
+            }
+        }
         Some(printer.one(pid, seen, || treated.report.to_json()))
     }
 }
 
 /// Warns, once a day and program, that the host splits huge pages.
-fn warn_of_host(locked: &LockedTarget) {
-    if let Some(warning) = host_pages::warning_of_today(&program(locked)) {
-        let (comm, pid) = (&locked.target.comm, locked.target.pid.as_raw_nonzero());
+fn warn_of_host(target: &Target) {
+    if let Some(warning) = host_pages::warning_of_today(&program(target)) {
+        let (comm, pid) = (&target.comm, target.pid.as_raw_nonzero());
         let pid = pid.to_string();
         warn(format_args!("{comm} {pid}: {warning}; {}", host_pages::how_to_measure(&pid)));
     }
@@ -448,8 +451,8 @@ fn say_if_unlocked(locked: &LockedTarget, quiet: bool) {
 }
 
 /// Returns the path of the program of the process.
-fn program(locked: &LockedTarget) -> Vec<u8> {
-    locked.target.process.exe_path().unwrap_or_default()
+fn program(target: &Target) -> Vec<u8> {
+    target.process.exe_path().unwrap_or_default()
 }
 
 /// Warns if the attach failed. Returns the exit status.
@@ -475,7 +478,7 @@ fn seen(locked: &LockedTarget, treated: &Treated, several: bool) -> Seen {
     let has_text = attached.failure.is_none() || report.outcome == Outcome::Partial;
     Seen {
         status: exit::OK,
-        program: program(locked),
+        program: program(&locked.target),
         text: if has_text { text(locked, treated, several) } else { String::new() },
         figures: Some(Figures::from(report)),
         stop: attached.stop.map(|stop| stop.lasted),
@@ -578,7 +581,7 @@ fn revert_one(
     });
     let seen = Seen {
         status,
-        program: program(&locked),
+        program: program(&locked.target),
         text: format!("{} {WHO}: {what}\n", locked.target.comm),
         figures: Some(Figures::Reverted { found, reverted, found_text, reverted_text }),
         stop: None,
