@@ -3,7 +3,7 @@
 
 use support::attaching::json;
 use support::child::eventually;
-use support::fresh::keep_small;
+use support::fresh::{keep_small, uncache};
 use support::systemd::{NEEDS, Systemd, can_boot};
 use support::{Kind, install, require};
 
@@ -57,25 +57,53 @@ fn of_a_database_under_load() {
     drop(load);
 }
 
+/// Starts a service, `counts.service`. A microsecond of it counts 100, and `worth` on huge pages.
+fn counting(worth: u32) -> Systemd {
+    let systemd = Systemd::boot();
+    let program = systemd.path("/opt/counts");
+    install(&support::program("counts", Kind::DynamicNoPie), &program, 0o755);
+    // Writing the file may have left it in huge folios.
+    uncache(&program);
+    keep_small(&program);
+    // The program ends at the end of its input.
+    let unit = format!(
+        "[Service]\nExecStartPre=mkfifo /run/input\n\
+         ExecStart=sh -c 'exec /opt/counts /run/count {worth} <>/run/input'\n"
+    );
+    systemd.write_unit("/etc/systemd/system/counts.service", &unit);
+    systemd.start("counts.service");
+    eventually("it runs its program", || systemd.processes("counts.service") == ["/opt/counts"]);
+    systemd
+}
+
+const CANARY: [&str; 6] =
+    ["canary", "--json", "--slice=400ms", "--edges=pad", "--counter", "cat /run/count"];
+
 /// The next step is about the whole service, with the options that were measured.
 #[test]
 fn what_is_better_is_to_be_enabled_with_the_same_options() {
     require!(can_boot(), "{NEEDS}");
-    let systemd = Systemd::boot();
-    let program = systemd.path("/opt/counts");
-    install(&support::program("counts", Kind::DynamicNoPie), &program, 0o755);
-    keep_small(&program);
-    // The program ends at the end of its input.
-    let unit = "[Service]\nExecStartPre=mkfifo /run/input\n\
-                ExecStart=sh -c 'exec /opt/counts /run/count 300 <>/run/input'\n";
-    systemd.write_unit("/etc/systemd/system/counts.service", unit);
-    systemd.start("counts.service");
-    eventually("it runs its program", || systemd.processes("counts.service") == ["/opt/counts"]);
-    let args = ["canary", "--json", "--slice=400ms", "--edges=pad", "--counter", "cat /run/count"];
-    let done = systemd.ctl([&args[..], &["counts"]].concat());
+    let systemd = counting(300);
+    let done = systemd.ctl([&CANARY[..], &["counts"]].concat());
     let found = json(done.assert_code(0));
     assert_eq!((&found["verdict"], &found["kept"]), (&"better".into(), &true.into()), "{done}");
     let enable = "tiexecctl enable counts.service -- --edges=pad";
     assert_eq!(found["next"]["command"], enable, "{done}");
     systemd.ctl(enable.split(' ').skip(1)).assert_code(0);
+}
+
+#[test]
+fn what_is_worse_is_to_be_enabled_no_more() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = counting(30);
+    // It looks at the running process, and leaves it as it is.
+    systemd.ctl(["enable", "counts"]).assert_code(0);
+    assert_eq!(systemd.huge("counts.service"), 0);
+    let done = systemd.ctl([&CANARY[..], &["counts"]].concat());
+    let found = json(done.assert_code(6));
+    assert_eq!((&found["verdict"], &found["kept"]), (&"worse".into(), &false.into()), "{done}");
+    let disable = "tiexecctl disable counts.service";
+    assert_eq!(found["next"]["command"], disable, "{done}");
+    let done = systemd.ctl(disable.split(' ').skip(1));
+    assert!(done.assert_code(0).out().contains("counts.service: removed "), "{done}");
 }

@@ -900,9 +900,13 @@ impl Subject {
                     format!("tiexecctl revert {processes}"),
                 ),
             },
-            (End::Known | End::Time, Verdict::Worse | Verdict::NoWorse) => {
-                Next::words("nothing; leave it on base pages.")
-            }
+            (End::Known | End::Time, Verdict::Worse | Verdict::NoWorse) => match unit {
+                Some(unit) => Next::command(
+                    "leave it on base pages, also after a restart. If the service is enabled:",
+                    format!("tiexecctl disable {unit}"),
+                ),
+                None => Next::words("nothing; leave it on base pages."),
+            },
             (End::Known | End::Time, Verdict::Better) => Next::command(
                 "the copies are better, but are not kept. To make them again:",
                 format!("tiexecctl attach{options} {processes}"),
