@@ -96,7 +96,7 @@ pub fn uncache(path: &Path) {
     let file = std::fs::File::open(path).expect("an own file");
     file.sync_all().expect("fsync of an own file");
     // The kernel does not evict a page that another part of the kernel holds for a moment, such as DAMON.
-    for _ in 0..20 {
+    for _ in 0..1000 {
         evict_unmapped(path);
         if !is_cached(path) {
             return;
