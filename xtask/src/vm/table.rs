@@ -124,7 +124,7 @@ const FEATURES: &[(&str, Probe)] = &[
     ("`pagecache`: what nobody has cached", Probe::Tests("pages", &["pagecache::cold"])),
     ("`pagecache`: small folios collapsed", Probe::Tests("pages", &["pagecache::collapse"])),
     ("`tiexecctl warm`", Probe::Tests("pages", &["pagecache::warm_makes_huge::programs"])),
-    ("`store`", Probe::Tests("pages", &["store::build::programs_however_linked"])),
+    ("`store`", Probe::Tests("image", &["store::build::programs_however_linked"])),
     ("`hugetlb`", Probe::Doctor("hugetlb")),
     ("PIE moved", Probe::Doctor("rebase")),
     (
