@@ -250,6 +250,9 @@ fn touch(
     true
 }
 
+/// How often TiExec tries to collapse a huge page: somebody may hold one of its base pages for a moment.
+pub(crate) const ATTEMPTS: u32 = 3;
+
 /// The result of collapsing small folios.
 struct Collapsed {
     /// True if any became huge.
@@ -271,7 +274,14 @@ fn collapse(
             collapsed.in_time = false;
             break;
         }
-        match mapping.collapse(page) {
+        let mut done = mapping.collapse(page);
+        for _ in 1..ATTEMPTS {
+            if !done.is_err_and(|error| error.errno == Errno::AGAIN) {
+                break;
+            }
+            done = mapping.collapse(page);
+        }
+        match done {
             Ok(()) => {
                 touch(mapping, std::iter::once(page.clone()), pages, None);
                 collapsed.any = true;

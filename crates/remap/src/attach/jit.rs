@@ -21,10 +21,9 @@ use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 use super::written::Written;
 use super::{AttachOrder, Done, Stop, ThpOn, in_a_stop, thp_is_off};
+use crate::pagecache::ATTEMPTS;
 use tiexec_tracee::Failure;
 
-/// How often TiExec tries again after a temporary obstacle: another user holds a page.
-const ATTEMPTS: u32 = 3;
 /// How many huge pages a thread makes in one stop; each takes about half a millisecond.
 const IN_ONE_STOP: usize = 4;
 
