@@ -98,7 +98,7 @@ enum Probe {
     /// The level of the doctor's finding on this thing.
     Doctor(&'static str),
     /// All tests of these files (`area::module`). With `area::module::part`, only the tests with that part in their
-    /// names. A guest runs them only if its doctor finds the thing before them `ok`.
+    /// names. A guest runs them only if its doctor finds the thing before them `ok`; for `image`, huge pages must have 2 MiB.
     Tests(&'static str, &'static [&'static str]),
     /// The doctor's finding on a thing, and the words before its yes or no.
     Says(&'static str, &'static str),
@@ -177,7 +177,7 @@ const FEATURES: &[(&str, Probe)] = &[
     ("Yama scopes 0, 1 and 2", Probe::Tests("image", &["fail_open::hardened::yama"])),
     (
         "Yama scope 3: nothing is done, and said",
-        Probe::Tests("pages", &["fail_open::yama_forbids"]),
+        Probe::Tests("image", &["fail_open::yama_forbids"]),
     ),
     (
         "`PR_SET_MDWE`: launch and attach",
@@ -194,7 +194,7 @@ const FEATURES: &[(&str, Probe)] = &[
         "huge pages however large, by launch and attach",
         Probe::Tests("hugetlb", &["pages::large_huge_pages"]),
     ),
-    ("`--numa`", Probe::Tests("hugetlb", &["pages::numa"])),
+    ("`--numa`", Probe::Tests("image", &["pages::numa"])),
     ("`--page-size`", Probe::Tests("hugetlb", &["pages::page_size"])),
     ("breakpoints in hugetlb text", Probe::Says("hugetlb", "breakpoints there: ")),
 ];
