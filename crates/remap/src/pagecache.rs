@@ -53,7 +53,7 @@ impl Held {
     }
 }
 
-/// What is done about data that is cached in small folios.
+/// The treatment of data that is cached in small folios.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Small {
     /// The kernel collapses it, if it can. The processes that map it fault it in again.
@@ -250,8 +250,18 @@ fn touch(
     true
 }
 
-/// How often TiExec tries to collapse a huge page: somebody may hold one of its base pages for a moment.
-pub(crate) const ATTEMPTS: u32 = 3;
+/// Collapses a huge page by `collapse`, with three tries: somebody may hold one of its base pages for a moment.
+pub(crate) fn try_thrice(
+    mut collapse: impl FnMut() -> Result<(), SysError>,
+) -> Result<(), SysError> {
+    let mut done = collapse();
+    for _ in 0..2 {
+        if done.is_err_and(|error| error.errno == Errno::AGAIN) {
+            done = collapse();
+        }
+    }
+    done
+}
 
 /// The result of collapsing small folios.
 struct Collapsed {
@@ -274,14 +284,7 @@ fn collapse(
             collapsed.in_time = false;
             break;
         }
-        let mut done = mapping.collapse(page);
-        for _ in 1..ATTEMPTS {
-            if !done.is_err_and(|error| error.errno == Errno::AGAIN) {
-                break;
-            }
-            done = mapping.collapse(page);
-        }
-        match done {
+        match try_thrice(|| mapping.collapse(page)) {
             Ok(()) => {
                 touch(mapping, std::iter::once(page.clone()), pages, None);
                 collapsed.any = true;

@@ -148,11 +148,11 @@ impl Subject<'_> {
             // If the program is killed, the kernel ends the list of its mappings early.
             return Some((FailureKind::TargetGone.into(), Some("the program ended".to_owned())));
         }
-        if let Some(error) = unseen.filter(|_| planned > 0) {
-            let what = format!("switched, but not verified: {error}");
-            return Some((Failure::unreadable(error).reason, Some(what)));
-        }
         if huge < planned && !self.dry_run {
+            if let Some(error) = unseen {
+                let what = format!("switched, but not verified: {error}");
+                return Some((Failure::unreadable(error).reason, Some(what)));
+            }
             // All calls succeeded, but the kernel shows no huge pages: believe the kernel.
             let what = "switched, but not PMD-mapped";
             return Some((FailureKind::NoHugePage.into(), Some(what.to_owned())));
@@ -238,7 +238,7 @@ fn notes(attached: &Attached) -> Vec<Note> {
         .iter()
         .filter_map(|text| {
             let failure = failure.as_ref().filter(|_| !text.spans.is_empty());
-            // Of the other reasons, that of the most bytes stands for all.
+            // The reason of the most bytes stands for all but the edges.
             let others = text.rest.iter().filter(|(reason, _)| *reason != SkipReason::Edges);
             let own = others.rev().max_by_key(|(_, bytes)| *bytes).map(|&(reason, _)| reason);
             let reason = failure.map(|failure| failure.reason).or(own)?;

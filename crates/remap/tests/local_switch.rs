@@ -3,8 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -132,20 +131,23 @@ fn text_is_switched_while_other_threads_execute_it() {
     let copy = memfd_create("copy", MemfdFlags::CLOEXEC).expect("memfd_create");
     let copy = file_of_text(File::from(copy));
     let before = file_at(&space, mapped.range());
-    let (begun, ended) = (Barrier::new(2), AtomicBool::new(false));
+    let (rounds, ended) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         let executing = scope.spawn(|| {
-            begun.wait();
             while !ended.load(Ordering::Relaxed) {
                 assert!(mapped.works());
+                rounds.fetch_add(1, Ordering::Relaxed);
             }
         });
-        begun.wait();
-        for _ in 0..100 {
+        let mut switched = 0;
+        // On a busy machine the other thread may begin late.
+        while switched < 100 || rounds.load(Ordering::Relaxed) == 0 && !executing.is_finished() {
             switch(&space, &mapped, &copy, &|| Ok(())).expect("switched");
+            switched += 1;
         }
         ended.store(true, Ordering::Relaxed);
         executing.join().expect("it still runs");
+        assert!(rounds.load(Ordering::Relaxed) > 0);
     });
     assert_ne!(file_at(&space, mapped.range()), before);
     assert!(mapped.works());

@@ -21,7 +21,7 @@ use tiexec_tracee::syscall_manifest::ManifestEntry;
 
 use super::written::Written;
 use super::{AttachOrder, Done, Stop, ThpOn, in_a_stop, thp_is_off};
-use crate::pagecache::ATTEMPTS;
+use crate::pagecache::try_thrice;
 use tiexec_tracee::Failure;
 
 /// How many huge pages a thread makes in one stop; each takes about half a millisecond.
@@ -135,15 +135,7 @@ impl Jit {
 fn from_outside(process: BorrowedFd<'_>, areas: &mut [Jit]) -> bool {
     for area in areas {
         for &page in &area.wanted {
-            let mut attempts = ATTEMPTS;
-            let made = loop {
-                attempts -= 1;
-                match process_advice::collapse(process, page) {
-                    Err(error) if error.errno == Errno::AGAIN && attempts > 0 => {}
-                    made => break made,
-                }
-            };
-            match made {
+            match try_thrice(|| process_advice::collapse(process, page)) {
                 Err(error) if matches!(error.errno, Errno::PERM | Errno::NOSYS) => return false,
                 made => note(&mut area.refused, made),
             }
