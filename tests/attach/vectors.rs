@@ -2,6 +2,7 @@
 #![cfg(target_arch = "aarch64")]
 
 use support::attaching::{attach_run, cycle, ok, revert, small};
+use support::extent::ALL;
 use support::{Held, Kind, Run, pmd_size, require, require_of_machine};
 
 /// Starts the program, which holds vectors of up to a number of bytes; none if the processor has no such registers.
@@ -45,17 +46,14 @@ fn when_the_tracer_dies() {
     require_of_machine!(held.is_some(), "the processor has no such registers");
     let held = held.expect("just looked");
     let pid = held.pid();
-    let mut struck = 0;
-    loop {
-        let fault = format!("die-after-setregs:{}", struck + 1);
-        let done = attach_run(pid).env("TIEXEC_FAULT", fault).output();
+    ALL.sweep(3, "die-after-setregs", |n| {
+        let done = attach_run(pid).env("TIEXEC_FAULT", format!("die-after-setregs:{n}")).output();
         if done.end().1.is_none() {
-            break;
+            return false;
         }
         assert_eq!(done.end().1, Some(libc::SIGKILL), "{done}");
         ok(&revert(pid));
-        struck += 1;
-    }
-    assert!(struck > 3, "{struck}");
+        true
+    });
     ends_well(held);
 }
