@@ -24,7 +24,7 @@ use crate::repository;
 const INIT: &str = include_str!("../../guest/init.sh");
 /// The shell script that runs the tests in the guest.
 const TESTS: &str = include_str!("../../guest/tests.sh");
-/// What the guest writes instead of an exit status for tests that it did not run.
+/// The words that the guest writes in the place of an exit status for tests that it did not run.
 const NOT_RUN: &str = "not run";
 /// The shell script that stands for every compiler in the guest.
 const COMPILER: &str = include_str!("../../guest/cc.sh");
