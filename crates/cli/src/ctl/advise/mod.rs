@@ -147,10 +147,12 @@ pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advi
         && Directory::all().is_ok_and(|stores| stores.usable.is_empty())
     {
         let reason = "most of that is in shared libraries; a program that is launched gets them onto huge pages \
-                      where their page cache can be huge, else by an image store (tiexecctl store setup) or \
-                      with --backing image only";
+                      where their page cache can be huge, else by an image store (as root: tiexecctl store setup; \
+                      for other users' programs also: tiexecctl store add FILE) or with --backing image only";
         advice.judgement.reasons.push(reason.to_owned());
-        let start = advice.next.take_if(|next| next.starts_with("tiexec "));
+        // Only root sets a store up, and only a start by root builds its images.
+        let is_root = rustix::process::geteuid().is_root();
+        let start = advice.next.take_if(|next| is_root && next.starts_with("tiexec "));
         advice.next =
             start.map(|start| format!("tiexecctl store setup && {start}")).or(advice.next);
     }
