@@ -88,7 +88,7 @@ pub struct Revert {
     #[command(flatten)]
     pub targets: Targets,
 
-    /// Every process that has text of TiExec's
+    /// Every process in which TiExec has changed text and not changed it back
     #[arg(long, group = "targets")]
     pub all: bool,
 

@@ -26,7 +26,7 @@ pub struct Advise {
     #[arg(short = 'F', long, value_name = "HZ", default_value_t = tiexec_engine::sampling::FREQUENCY, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub frequency: u32,
 
-    /// Also sample the processes that they start
+    /// Also sample the processes that these processes, or the command, start
     #[arg(short, long)]
     pub follow: bool,
 

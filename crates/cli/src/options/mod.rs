@@ -97,7 +97,7 @@ pub enum CtlCommand {
         /// The processes to judge.
         #[command(flatten)]
         targets: Targets,
-        /// Time jumps anew, and keep the times for `advise`, `scan` and `tiexecd` until the next boot
+        /// Measure the TLB anew, and keep its times for `advise`, `scan` and `tiexecd` until the next boot
         #[arg(long, conflicts_with = "targets")]
         measure: bool,
         /// Print JSON
@@ -166,7 +166,7 @@ pub enum CtlCommand {
     /// Check the agent's rules, or warm the programs that they name
     #[command(subcommand)]
     Rules(RulesCommand),
-    /// List the builds of programs that crashed soon after a switch, or release one
+    /// List the builds of programs that crashed soon after an attach by tiexecd, or release one
     Quarantine(Quarantine),
     /// Keep the agent from beginning anything and revert all programs (drain), or let it begin again (resume)
     #[command(subcommand)]
