@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::OnceLock;
 
 /// One mapping and its counters, in bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -63,15 +62,11 @@ impl Vma {
 pub const NO_TEXT_FOR_LARGE: &str =
     "the programs of this test have no text for huge pages of this size";
 
-/// Bytes one PMD entry maps on this machine.
+/// Bytes one PMD entry maps on this machine: as many base pages as a page of eight-byte entries names, also on a kernel without
+/// huge pages.
 pub fn pmd_size() -> u64 {
-    static SIZE: OnceLock<u64> = OnceLock::new();
-    *SIZE.get_or_init(|| {
-        std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
-            .ok()
-            .and_then(|s| s.trim().parse().ok())
-            .expect("the kernel has transparent huge pages")
-    })
+    let base = rustix::param::page_size() as u64;
+    base * base / 8
 }
 
 /// All mappings of a process.
