@@ -118,7 +118,7 @@ situations!(sees_nothing: futex poll ppoll_signal select pselect_signal read rea
 situations!(sees_nothing: epoll_wait epoll_pwait epoll_wait_signal epoll_pwait_signal io_uring_enter semop sigwait);
 situations!(wakes_in_time: futex_timeout nanosleep clock_nanosleep poll_timeout ppoll_timeout select_timeout read_timerfd pause_itimer);
 situations!(waits_again: epoll_wait_timeout semtimedop sigtimedwait epoll_wait_catching);
-situations!(refused: write recv_all);
+situations!(refused: write recv_all recv_at_least);
 // The registers of aarch64 do not show whether a socket had a timeout.
 #[cfg(target_arch = "x86_64")]
 situations!(waits_again: recv_timeout accept_timeout);

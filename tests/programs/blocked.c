@@ -301,6 +301,12 @@ static struct situation situation(const char *name)
         must(write(sockets[1], "some", 4), "write");
         IN(SYS_recvfrom, wake_socket, sockets[0], P(buffer), 8, MSG_WAITALL, 0, 0);
     }
+    IS("recv_at_least") {
+        int all = 8;
+        setsockopt(sockets[0], SOL_SOCKET, SO_RCVLOWAT, &all, sizeof all);
+        must(write(sockets[1], "some", 4), "write");
+        IN(SYS_recvfrom, wake_socket, sockets[0], P(buffer), 8, 0, 0, 0);
+    }
     IS("recv_timeout") {
         setsockopt(sockets[0], SOL_SOCKET, SO_RCVTIMEO, &three, sizeof three);
         IN(SYS_recvfrom, wake_nobody, sockets[0], P(buffer), 8, 0, 0, 0);

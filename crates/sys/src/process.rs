@@ -361,18 +361,48 @@ pub enum Direction {
     Send,
 }
 
-/// Returns whether `fd` is a socket on which calls in this direction time out (`SO_RCVTIMEO`, `SO_SNDTIMEO`). Returns
-/// true if that is not known, and false if `fd` is not a socket.
-pub fn socket_has_timeout(fd: BorrowedFd<'_>, direction: Direction) -> bool {
+/// How a call on a socket waits (socket(7)).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SocketWait {
+    /// Until something can be transferred.
+    Plain,
+    /// Until then, or for a limited time (`SO_RCVTIMEO`, `SO_SNDTIMEO`); or it is not known how.
+    Limited,
+    /// A receiving call waits for more than a byte (`SO_RCVLOWAT`), and returns less if it is interrupted.
+    ForMore,
+}
+
+/// Returns how a call in this direction on the socket `fd` waits; plainly if `fd` is not a socket.
+pub fn socket_wait(fd: BorrowedFd<'_>, direction: Direction) -> SocketWait {
     use rustix::net::sockopt::{Timeout, socket_timeout};
     let which = match direction {
         Direction::Receive => Timeout::Recv,
         Direction::Send => Timeout::Send,
     };
-    match socket_timeout(fd, which) {
-        Ok(timeout) => timeout.is_some(),
-        Err(errno) => errno != rustix::io::Errno::NOTSOCK,
+    if direction == Direction::Receive && least_received(fd).is_some_and(|bytes| bytes > 1) {
+        return SocketWait::ForMore;
     }
+    match socket_timeout(fd, which) {
+        Ok(None) | Err(rustix::io::Errno::NOTSOCK) => SocketWait::Plain,
+        Ok(Some(_)) | Err(_) => SocketWait::Limited,
+    }
+}
+
+/// Returns `SO_RCVLOWAT` of a socket.
+fn least_received(fd: BorrowedFd<'_>) -> Option<i32> {
+    let (mut bytes, mut len) = (0_i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: The kernel writes at most `len` bytes to `bytes`, which are as many as it has, and the length to `len`. Both live
+    // until the call returns.
+    let done = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVLOWAT,
+            (&raw mut bytes).cast(),
+            &raw mut len,
+        )
+    };
+    (done == 0).then_some(bytes)
 }
 
 /// Returns whether `fd` is one of a pair of datagram sockets of unix(7) that the process `pid` made (`SO_DOMAIN`,

@@ -7,12 +7,12 @@ use tiexec_core::addr::RemoteAddr;
 use tiexec_core::proc::status::Status;
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::c;
-use tiexec_sys::process::Direction;
+use tiexec_sys::process::{Direction, SocketWait};
 use tiexec_sys::procfs::{Device, FileType, ProcDir};
 use tiexec_sys::ptrace::Registers;
 
 use crate::arch;
-use crate::interrupted::HasTimeout;
+use crate::interrupted::WaitOf;
 
 /// A transfer of which a part was done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -92,7 +92,7 @@ pub fn cut_short(
     memory: &Memory,
     registers: &Registers,
     now: &Status,
-    has_timeout: HasTimeout<'_>,
+    wait_of: WaitOf<'_>,
 ) -> Option<CutShort> {
     let mut before = [0; arch::CALL_INSTRUCTION.len()];
     let from = arch::program_counter(registers).checked_sub(before.len() as u64)?;
@@ -101,16 +101,16 @@ pub fn cut_short(
     let args = arch::call_arguments(registers);
     let whole = (Buffer::At(args[1]), args[2]);
     let (by, fd, (buffer, wanted)) = match number {
-        c::SYS_write => (writes_to(process, args[0], 0, has_timeout)?, args[0], whole),
+        c::SYS_write => (writes_to(process, args[0], 0, wait_of)?, args[0], whole),
         c::SYS_writev if args[2] <= MOST_PARTS => {
             let buffer = Buffer::Vector { at: args[1], count: args[2] };
-            (writes_to(process, args[0], 0, has_timeout)?, args[0], (buffer, buffer.len(memory)?))
+            (writes_to(process, args[0], 0, wait_of)?, args[0], (buffer, buffer.len(memory)?))
         }
         // A stream socket has a peer, so the address is ignored.
-        c::SYS_sendto => (writes_to(process, args[0], args[3], has_timeout)?, args[0], whole),
+        c::SYS_sendto => (writes_to(process, args[0], args[3], wait_of)?, args[0], whole),
         c::SYS_sendmsg => {
             let buffer = of_message(memory, args[1])?;
-            let by = writes_to(process, args[0], args[2], has_timeout)?;
+            let by = writes_to(process, args[0], args[2], wait_of)?;
             (by, args[0], (buffer, buffer.len(memory)?))
         }
         c::SYS_getrandom => (Some(By::GetRandom(args[2])), 0, (Buffer::At(args[0]), args[1])),
@@ -139,12 +139,7 @@ pub(crate) fn has_deliverable(now: &Status) -> bool {
 /// Returns how the rest of a write to a descriptor is made: to a pipe or a stream socket, where a write waits until all is
 /// written. `Some(None)` if it waits for a limited time. Then the rest is not made: a slice could wait for another such
 /// time, and transfer less than the home frame says.
-fn writes_to(
-    process: &ProcDir,
-    fd: u64,
-    flags: u64,
-    has_timeout: HasTimeout<'_>,
-) -> Option<Option<By>> {
+fn writes_to(process: &ProcDir, fd: u64, flags: u64, wait_of: WaitOf<'_>) -> Option<Option<By>> {
     const KEPT: i32 =
         c::MSG_NOSIGNAL | c::MSG_MORE | c::MSG_EOR | c::MSG_DONTROUTE | c::MSG_CONFIRM;
     let fd = i32::try_from(fd as u32).ok()?;
@@ -156,7 +151,8 @@ fn writes_to(
     if link.starts_with(b"socket:[") {
         // The other flags have a meaning that a second call would not continue.
         let known = flags & !KEPT.unsigned_abs() == 0;
-        let by = Some(By::Send(flags.into())).filter(|_| !has_timeout(fd, Direction::Send));
+        let by = Some(By::Send(flags.into()))
+            .filter(|_| wait_of(fd, Direction::Send) == SocketWait::Plain);
         return known.then_some(by);
     }
     (process.file_type(&format!("fd/{fd}")) == Ok(FileType::Fifo)).then_some(Some(By::Write))

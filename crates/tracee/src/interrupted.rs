@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tiexec_core::addr::RemoteAddr;
 use tiexec_sys::address_space::Memory;
-use tiexec_sys::process::Direction;
+use tiexec_sys::process::{Direction, SocketWait};
 use tiexec_sys::procfs::{FileType, ProcDir};
 use tiexec_sys::{Pid, c};
 
@@ -30,16 +30,15 @@ pub(crate) enum Effect {
     Felt,
 }
 
-/// Returns whether calls in this direction on a descriptor of the process, which is a socket, can time out; true if that is
-/// not known.
-pub type HasTimeout<'a> = &'a dyn Fn(i32, Direction) -> bool;
+/// Returns how calls in this direction on a descriptor of the process, which is a socket, wait.
+pub type WaitOf<'a> = &'a dyn Fn(i32, Direction) -> SocketWait;
 
 /// Returns the effect of an interruption on a call in which a thread of `process` sleeps.
 pub(crate) fn effect(
     process: &ProcDir,
     number: i64,
     args: &[u64; 6],
-    has_timeout: HasTimeout<'_>,
+    wait_of: WaitOf<'_>,
 ) -> Effect {
     match number {
         c::SYS_futex if may_be_requeued(process, args) => Effect::RestartsElsewhere,
@@ -76,8 +75,11 @@ pub(crate) fn effect(
         | c::SYS_recvmsg
         | c::SYS_accept
         | c::SYS_accept4 => match kind(process, args[0]) {
-            Kind::Socket(fd) if !has_timeout(fd, Direction::Receive) => Effect::Restarts,
-            Kind::Socket(_) if arch::CALLS_ARE_SEEN => Effect::RepeatsWithTimeout,
+            Kind::Socket(fd) => match wait_of(fd, Direction::Receive) {
+                SocketWait::Plain => Effect::Restarts,
+                SocketWait::Limited if arch::CALLS_ARE_SEEN => Effect::RepeatsWithTimeout,
+                SocketWait::Limited | SocketWait::ForMore => Effect::Felt,
+            },
             // A read that has data returns at once.
             Kind::Stream => Effect::Restarts,
             _ => Effect::Felt,

@@ -16,7 +16,7 @@ use tiexec_sys::address_space::Memory;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, SysError};
 
-pub use crate::interrupted::HasTimeout;
+pub use crate::interrupted::WaitOf;
 use crate::interrupted::{self, Effect};
 
 /// How a thread takes a stop, the best first.
@@ -86,8 +86,8 @@ pub fn may_look(process: &ProcDir, tid: Pid) -> Result<(), SysError> {
     process.read_of(tid, "syscall").map(drop)
 }
 
-/// Returns how `tid` would take a stop now. `has_timeout` is called for a socket from which the thread receives.
-pub fn takes(process: &ProcDir, tid: Pid, has_timeout: HasTimeout<'_>) -> Takes {
+/// Returns how `tid` would take a stop now. `wait_of` is called for a socket from which the thread receives.
+pub fn takes(process: &ProcDir, tid: Pid, wait_of: WaitOf<'_>) -> Takes {
     let Some(doing) = doing(process, tid) else { return Takes::Badly };
     match doing {
         _ if is_held(process, tid) => Takes::Badly,
@@ -97,7 +97,7 @@ pub fn takes(process: &ProcDir, tid: Pid, has_timeout: HasTimeout<'_>) -> Takes 
         Doing::Running => Takes::Running,
         Doing::Call { number, args } => {
             let Ok(number) = i64::try_from(number) else { return Takes::Badly };
-            match interrupted::effect(process, number, &args, has_timeout) {
+            match interrupted::effect(process, number, &args, wait_of) {
                 Effect::Restarts => Takes::Asleep,
                 Effect::Repeats => Takes::AsleepToRepeat,
                 Effect::RestartsElsewhere => Takes::AsleepOnFutex,

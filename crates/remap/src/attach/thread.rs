@@ -8,7 +8,7 @@ use tiexec_core::order;
 use tiexec_core::proc::status::Status;
 use tiexec_core::skip::FailureKind;
 use tiexec_core::snapshot::Snapshot;
-use tiexec_sys::process::Direction;
+use tiexec_sys::process::{Direction, SocketWait};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::same_processor::Beside;
 use tiexec_sys::{Errno, Pid, SysError};
@@ -222,9 +222,9 @@ impl Seeker<'_> {
     }
 
     /// Returns a function that tells whether calls on a socket of the process can time out.
-    fn has_timeout(&self) -> impl Fn(i32, Direction) -> bool {
+    fn wait_of(&self) -> impl Fn(i32, Direction) -> SocketWait {
         let AttachOrder { target, workers, .. } = *self.order;
-        move |fd, direction| workers.has_timeout(target, fd, direction)
+        move |fd, direction| workers.wait_of(target, fd, direction)
     }
 
     /// Returns how a thread in this state would take a stop now.
@@ -233,7 +233,7 @@ impl Seeker<'_> {
             b'T' => Takes::GroupStopped,
             // Nothing wakes such a thread, and once seized it could not be let go.
             b'D' => Takes::Badly,
-            _ => threads::takes(&self.order.target.process, tid, &self.has_timeout()),
+            _ => threads::takes(&self.order.target.process, tid, &self.wait_of()),
         };
         let may_not =
             || self.end_in(self.waits, tid).is_some_and(|end| !is_before(end) && !is_over(end));
@@ -369,8 +369,8 @@ impl Seeker<'_> {
         match running::begin(self.snapshot, target, self.gadgets, &stopped, now, permission) {
             Ok(Ok(mut session)) => {
                 let (process, memory) = (&target.process, target.space.memory());
-                let has_timeout = self.has_timeout();
-                let cut = cut_short(process, memory, &stopped.registers, now, &has_timeout);
+                let wait_of = self.wait_of();
+                let cut = cut_short(process, memory, &stopped.registers, now, &wait_of);
                 if let Some(cut) = cut {
                     let deadline = Instant::now() + FOR_THE_REST;
                     session.complete(&target.process, &mut stopped, &cut, deadline)?;

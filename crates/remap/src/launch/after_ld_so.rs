@@ -15,6 +15,7 @@ use tiexec_core::select::Select;
 use tiexec_core::skip::{FailureKind, SkipReason};
 use tiexec_sys::Pid;
 use tiexec_sys::address_space::AddressSpace;
+use tiexec_sys::process::SocketWait;
 use tiexec_sys::same_processor::Beside;
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
@@ -200,10 +201,11 @@ impl<'a> Linker<'a> {
         let takes = || {
             // Closing a copy of a descriptor may wait for a server that the program chose, so copy none from a
             // foreign process.
-            let has_timeout = |fd, direction| {
-                self.order.is_foreign() || workers::has_timeout(self.pid, fd, direction)
+            let wait_of = |fd, direction| match self.order.is_foreign() {
+                true => SocketWait::Limited,
+                false => workers::wait_of(self.pid, fd, direction),
             };
-            threads::takes(&self.order.process, self.pid, &has_timeout)
+            threads::takes(&self.order.process, self.pid, &wait_of)
         };
         let is_caught = || {
             Beside::of(self.pid).go();

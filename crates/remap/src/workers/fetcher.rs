@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::process::Signal;
 use tiexec_core::skip::FailureKind;
-use tiexec_sys::process::{Direction, is_unix_socket_of, socket_has_timeout};
+use tiexec_sys::process::{Direction, SocketWait, is_unix_socket_of, socket_wait};
 use tiexec_sys::process_name::Role;
 use tiexec_sys::seqpacket::{Packet, Packets};
 use tiexec_sys::{Pid, process};
@@ -52,13 +52,16 @@ impl Fetcher {
         }
     }
 
-    /// Returns whether calls on the target's socket `number` can time out; true if that is not known.
-    pub(super) fn has_timeout(&self, target: &Target, number: i32, direction: Direction) -> bool {
+    /// Returns how calls on the target's socket `number` wait.
+    pub(super) fn wait_of(&self, target: &Target, number: i32, direction: Direction) -> SocketWait {
         let wanted = match direction {
-            Direction::Receive => Wanted::ReceiveTimeout,
-            Direction::Send => Wanted::SendTimeout,
+            Direction::Receive => Wanted::ReceivingWait,
+            Direction::Send => Wanted::SendingWait,
         };
-        !self.ask(wanted, target, number).is_ok_and(|(answer, _)| answer == NO_TIMEOUT)
+        let answer = self.ask(wanted, target, number).map(|(answer, _)| answer);
+        let is_it =
+            |(_, word): &&(SocketWait, &[u8])| answer.as_deref().is_ok_and(|it| it == *word);
+        WAITS.iter().find(is_it).map_or(SocketWait::Limited, |&(wait, _)| wait)
     }
 
     fn ask(&self, wanted: Wanted, target: &Target, number: i32) -> Result<Packet, Failure> {
@@ -75,14 +78,18 @@ impl Fetcher {
 enum Wanted {
     /// Pass it on.
     Copy = 0,
-    /// Say whether receiving calls on it can time out.
-    ReceiveTimeout = 1,
-    /// Say whether sending calls on it can time out.
-    SendTimeout = 2,
+    /// Say how receiving calls on it wait.
+    ReceivingWait = 1,
+    /// Say how sending calls on it wait.
+    SendingWait = 2,
 }
 
-/// The answer for a socket without a timeout.
-const NO_TIMEOUT: &[u8] = b"none";
+/// The answers to how calls wait.
+const WAITS: [(SocketWait, &[u8]); 3] = [
+    (SocketWait::Plain, b"plain"),
+    (SocketWait::Limited, b"limited"),
+    (SocketWait::ForMore, b"for more"),
+];
 
 fn serve(packets: &Packets) {
     process::close_all_except(&[packets.as_fd()]);
@@ -93,14 +100,15 @@ fn serve(packets: &Packets) {
         let [task, process] = [task, process].map(|pid| Pid::from_raw(i32::from_ne_bytes(pid)));
         let (Some(task), Some(process)) = (task, process) else { return };
         let direction = match i32::from_ne_bytes(wanted) {
-            wanted if wanted == Wanted::ReceiveTimeout as i32 => Some(Direction::Receive),
-            wanted if wanted == Wanted::SendTimeout as i32 => Some(Direction::Send),
+            wanted if wanted == Wanted::ReceivingWait as i32 => Some(Direction::Receive),
+            wanted if wanted == Wanted::SendingWait as i32 => Some(Direction::Send),
             _ => None,
         };
         let answer = match (fetch(task, i32::from_ne_bytes(number)), direction) {
             (Ok(socket), Some(direction)) => {
-                let has_one = socket_has_timeout(socket.as_fd(), direction);
-                packets.send(if has_one { b"some" } else { NO_TIMEOUT }, None)
+                let found = socket_wait(socket.as_fd(), direction);
+                let word = WAITS.iter().find(|(wait, _)| *wait == found).map(|(_, word)| *word);
+                packets.send(word.unwrap_or_default(), None)
             }
             // The kernel notes the process's ID, also if its first thread has ended.
             (Ok(socket), None) if is_unix_socket_of(socket.as_fd(), process) => {

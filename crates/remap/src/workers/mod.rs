@@ -40,7 +40,7 @@ use std::time::{Duration, Instant};
 
 use tiexec_core::proc::status::Credentials;
 use tiexec_core::skip::FailureKind;
-use tiexec_sys::process::{self, Direction, Fork};
+use tiexec_sys::process::{self, Direction, Fork, SocketWait};
 use tiexec_sys::process_name::Role;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{PathFile, Version};
@@ -141,11 +141,11 @@ impl Workers {
         Ok(Some(opened))
     }
 
-    /// Returns whether calls on the target's socket `number` can time out; true if that is not known.
-    pub(crate) fn has_timeout(&self, target: &Target, number: i32, direction: Direction) -> bool {
+    /// Returns how calls on the target's socket `number` wait.
+    pub(crate) fn wait_of(&self, target: &Target, number: i32, direction: Direction) -> SocketWait {
         match &self.fetcher {
-            Some(fetcher) => fetcher.has_timeout(target, number, direction),
-            None => has_timeout(target.task, number, direction),
+            Some(fetcher) => fetcher.wait_of(target, number, direction),
+            None => wait_of(target.task, number, direction),
         }
     }
 
@@ -155,11 +155,10 @@ impl Workers {
     }
 }
 
-/// Returns whether calls on the socket `number` of `task`, whose process is trusted, can time out; true if that is not
-/// known.
-pub(crate) fn has_timeout(task: Pid, number: i32, direction: Direction) -> bool {
+/// Returns how calls on the socket `number` of `task`, whose process is trusted, wait.
+pub(crate) fn wait_of(task: Pid, number: i32, direction: Direction) -> SocketWait {
     process::descriptor_of(task, number)
-        .map_or(true, |copy| process::socket_has_timeout(copy.as_fd(), direction))
+        .map_or(SocketWait::Limited, |copy| process::socket_wait(copy.as_fd(), direction))
 }
 
 /// Workers that are kept for the next process if it has the same credentials and memory cgroup. Such processes
