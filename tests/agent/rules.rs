@@ -1,6 +1,8 @@
 //! Rule files decide, and the first matching rule counts. The agent reports a file with a mistake, and the others stay
 //! in force.
 
+use std::path::Path;
+
 use support::attaching::{ctl, ctl_behind, json, switched};
 use support::child::eventually;
 use support::machine::{Groups, inside};
@@ -101,6 +103,10 @@ fn the_programs_of_rules_are_warmed() {
     let kept = files.program("hold", 6, "a/kept");
     let foreign = files.program("hold", 6, "a/foreign");
     std::os::unix::fs::chown(&foreign, Some(65534), None).expect("chown");
+    // Root's file in a directory in which another user may put other files, such as one whose reads do not end.
+    let movable = files.program("hold", 6, "theirs/movable");
+    let theirs = movable.parent().expect("a directory");
+    std::os::unix::fs::chown(theirs, Some(65534), None).expect("chown");
     let runs = files.program("hold", 6, "b/runs");
     let rests = files.program("hold", 6, "b/rests");
     let dir = files.public.path();
@@ -110,6 +116,7 @@ fn the_programs_of_rules_are_warmed() {
         format!("[[rule]]\nname = \"not\"\nexe = \"{}\"\naction = \"never\"\n", kept.display());
     files.write("10-not.toml", &never);
     files.write("20-all.toml", &attach_rule("all", &dir.join("a/*")));
+    files.write("25-theirs.toml", &attach_rule("theirs", &dir.join("theirs/*")));
     // Only the process that runs `runs` has this user ID on the machine.
     files.write("30-user.toml", "[[rule]]\nname = \"user\"\nuser = 64321\naction = \"warm\"\n");
     files.write(
@@ -130,9 +137,10 @@ fn the_programs_of_rules_are_warmed() {
     };
     let said = warm();
     let lines: Vec<&str> = said.lines().collect();
-    assert_eq!(lines.len(), 3, "{said}");
-    assert_eq!(lines[0], format!("{}: not_owner", foreign.display()));
-    for (line, program) in lines[1..].iter().zip([&named, &runs]) {
+    assert_eq!(lines.len(), 4, "{said}");
+    let not_owner = |file: &Path| format!("{}: not_owner", file.display());
+    assert_eq!([lines[0], lines[3]], [not_owner(&foreign), not_owner(&movable)]);
+    for (line, program) in lines[1..3].iter().zip([&named, &runs]) {
         assert!(line.starts_with(&format!("{}: ", program.display())), "{line}");
         assert!(line.contains(" MiB on huge pages; rest: "), "{line}");
     }

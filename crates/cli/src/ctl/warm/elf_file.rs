@@ -11,7 +11,7 @@ use rustix::fs::Advice;
 use tiexec_core::elf::{ElfFacts, ElfHeader, interpreter_part};
 use tiexec_core::escape::AsShown;
 use tiexec_core::script;
-use tiexec_remap::trusted_directory::{self, Rule, Trust};
+use tiexec_remap::trusted_directory::{self, Distrust, Rule, Trust};
 
 use crate::exit;
 use tiexec_engine::launch::image_file::{PREFIX, open, program_headers, read_up_to};
@@ -50,16 +50,28 @@ impl ElfFile {
     /// # Errors
     /// As [`open`](Self::open).
     pub(super) fn open_trusted(path: &Path) -> Result<Self, (String, u8)> {
-        let user = rustix::process::geteuid();
-        if !user.is_root() {
-            return Self::open(path);
+        match trusted(path) {
+            Ok(None) => Self::open(path),
+            Ok(Some(file)) => Self::of(file),
+            Err(distrust) => {
+                let fix =
+                    if distrust.source.is_none() { "; fix: name the file itself" } else { "" };
+                Err((format!("{distrust}{fix}"), exit::FAILED))
+            }
         }
-        let rule = Rule { user: user.as_raw(), trust: Trust::Installed, make: &[] };
-        let file = trusted_directory::open_file(path, &rule).map_err(|distrust| {
-            let fix = if distrust.source.is_none() { "; fix: name the file itself" } else { "" };
-            (format!("{distrust}{fix}"), exit::FAILED)
-        })?;
-        Self::of(file)
+    }
+
+    /// As [`open_trusted`](Self::open_trusted); `None` if another user could have chosen the file. It is not opened then.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(super) fn open_if_trusted(path: &Path) -> Result<Option<Self>, (String, u8)> {
+        match trusted(path) {
+            Ok(None) => Self::open(path).map(Some),
+            Ok(Some(file)) => Self::of(file).map(Some),
+            Err(distrust) if distrust.is_of_others() => Ok(None),
+            Err(distrust) => Err((distrust.to_string(), exit::FAILED)),
+        }
     }
 
     fn of(file: File) -> Result<Self, (String, u8)> {
@@ -95,6 +107,13 @@ impl ElfFile {
         let identity = (metadata.dev(), metadata.ino());
         Ok(Self { file, facts, interpreter, identity, owner: metadata.uid() })
     }
+}
+
+/// Opens a file for root that no other user chose; `None` for another user, who reads whatever the kernel allows.
+fn trusted(path: &Path) -> Result<Option<File>, Distrust> {
+    let user = rustix::process::geteuid();
+    let rule = Rule { user: user.as_raw(), trust: Trust::Installed, make: &[] };
+    user.is_root().then(|| trusted_directory::open_file(path, &rule)).transpose()
 }
 
 fn io(error: std::io::Error) -> (String, u8) {

@@ -53,17 +53,17 @@ pub(super) fn programs<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> u8 {
     let own = rustix::process::geteuid().as_raw();
     let mut printed = exit::OK;
     for path in paths {
-        if !path.symlink_metadata().is_ok_and(|metadata| metadata.is_file()) {
-            continue;
-        }
         let before = run.rows.lines().count();
-        match ElfFile::open(path) {
+        let opened = ElfFile::open_if_trusted(path);
+        let is_trusted = |file: &ElfFile| [0, own].contains(&file.owner);
+        match opened.map(|file| file.filter(is_trusted)) {
             // No other user may choose a file for root to read.
-            Ok(file) if ![0, own].contains(&file.owner) => {
+            Ok(None) => {
                 let line = format!("{}: {}\n", path.shown(), SkipReason::NotOwner.as_str());
                 printed = told(printed, print(&line));
             }
-            Ok(file) => run.file(path, &file),
+            Ok(Some(_)) if !path.symlink_metadata().is_ok_and(|file| file.is_file()) => continue,
+            Ok(Some(file)) => run.file(path, &file),
             Err((error, exit::NOT_PERMITTED)) => run.failed(path, &error, exit::NOT_PERMITTED),
             Err(_no_program) => continue,
         }
