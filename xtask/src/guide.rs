@@ -41,14 +41,14 @@ pub(crate) fn text() -> String {
         (
             true,
             "Something was in the way",
-            "`tiexec` prints one line with such a reason, and the text in question stays on base pages. A few reasons\n\
-             stand only in the report; their entries say so. With `--strict` `tiexec` refuses to start.\n\
-             An entry without a fix has none that is certain to help.",
+            "`tiexec` prints one line with such a reason, and the text in question stays on base pages. A few reasons are shown\n\
+             only by `tiexec --report`; their entries say so. With `--strict` `tiexec` refuses to start. Where no fix is\n\
+             named, we know none that always helps.",
         ),
         (
             false,
             "Normal cases",
-            "These are no errors. Tables show them under `REST BECAUSE`, and `tiexec -v` prints them.",
+            "These are not errors. Tables show them under `REST BECAUSE`, and `tiexec -v` prints them.",
         ),
     ] {
         let _infallible = write!(text, "\n## {title}\n\n{introduction}\n");

@@ -78,7 +78,8 @@ reasons! {
     UnreadableImage = "unreadable_image",
     /// The program is a 32-bit one, or one for another processor.
     ForeignImage = "foreign_image",
-    /// TiExec is switched off: by `--backing=off`, by `TIEXEC=off` or by `/etc/tiexec/disabled`.
+    /// TiExec is switched off: by `--backing=off`, by `TIEXEC=off`, by `off` in `/etc/tiexec/config`, or by
+    /// `/etc/tiexec/disabled`.
     Disabled = "disabled",
     /// Under `--backing pagecache`: the address of the text and its offset in the file differ modulo the size of a
     /// huge page. The kernel cannot map a huge page of the page cache there.
@@ -93,7 +94,7 @@ reasons! {
     /// The text may be executed but not read, or it has a memory protection key or memory tags of its own.
     ProtectionKey = "protection_key",
     /// The program could not be stopped after its dynamic linker had mapped the shared libraries: it has a
-    /// seccomp filter, or it is linked with musl and has no RELRO. The libraries keep their pages. `--strict`
+    /// seccomp filter, or it is linked with musl and has no RELRO. The libraries stay on base pages. `--strict`
     /// ignores this; only `-v` and the report show it.
     LinkerUnwatched = "linker_unwatched",
     /// The page cache holds the text in small pieces. Where the kernel cannot collapse these, only eviction changes
@@ -130,12 +131,14 @@ reasons! {
     ThpDisabled = "thp_disabled",
     /// This kernel has no transparent huge pages.
     ThpUnsupported = "thp_unsupported",
-    /// The memory cgroup of the process, or one above it, is too near its limit for the copy, or for the text that a
-    /// launch evicts and reads back, and 64 MiB of room. A process of another user also gets this reason if its cgroup or one above it has `memory.oom.group` set
-    /// (then write 0 to that file; systemd: OOMPolicy=stop), or if TiExec cannot join the cgroup.
+    /// The memory cgroup of the process, or one above it, is too near its limit. It needs room for the copy (or for the
+    /// text that a launch evicts and reads back), and 64 MiB more. A process of another user also gets this reason if
+    /// its cgroup, or one above it, has `memory.oom.group` set (then write 0 to that file; systemd: OOMPolicy=stop). So
+    /// it does if TiExec cannot join the cgroup.
     MemcgHeadroom = "memcg_headroom",
-    /// The machine has too little memory available (`MemAvailable` in `/proc/meminfo`) for the copy, or for the
-    /// text that a launch evicts and reads back, and 64 MiB of room, or the text would fill more than a quarter of the machine's memory.
+    /// The machine has too little memory available (`MemAvailable` in `/proc/meminfo`). It needs room for the copy (or
+    /// for the text that a launch evicts and reads back), and 64 MiB more. Text that would fill more than a quarter of
+    /// the machine's memory has this reason, too.
     MemoryHeadroom = "memory_headroom",
     /// The pool of reserved huge pages has too few free ones, or the hugetlb cgroup allows no more.
     HugetlbPool = "hugetlb_pool",
@@ -193,12 +196,12 @@ reasons! {
     /// The process has no free file descriptor (`RLIMIT_NOFILE`).
     FdLimit = "fd_limit",
     /// The program has no instruction sequence by which TiExec could make it run a system call safely. The kernel may
-    /// still map text huge that the page cache holds in huge folios.
+    /// still map text huge that lies in huge pages of the page cache.
     NoGadget = "no_gadget",
-    /// The stack of the stopped thread has no room for the frames by which it restores itself.
+    /// The stack of the stopped thread has no room for what TiExec writes there, from which the thread restores itself.
     StackRoom = "stack_room",
-    /// The thread uses registers that the frames of TiExec do not hold (AMX tiles, the streaming mode of SME), or it
-    /// has a shadow stack, or it runs 32-bit code.
+    /// The thread uses registers that TiExec cannot restore (AMX tiles, the streaming mode of SME), or it has a shadow
+    /// stack, or it runs 32-bit code.
     RegisterState = "register_state",
     /// The kernel refused to put the prepared pages in place. If the text is unmapped by then, TiExec maps the same
     /// bytes again at once. If a thread executes there in between, the process ends with SIGSEGV.
@@ -221,8 +224,8 @@ reasons! {
     DirtyFile = "dirty_file",
     /// A process has the file open for writing.
     OpenForWriting = "open_for_writing",
-    /// The file system read the text into the page cache in small pieces: it has no large folios for this file, or
-    /// memory is fragmented.
+    /// The file system read the text into the page cache in small pieces: it has no large folios (pieces of cached file
+    /// memory as large as a huge page) for this file, or memory is fragmented.
     NoLargeFolios = "no_large_folios",
 }
 

@@ -93,10 +93,11 @@ what the tool found without TiExec: so many names of functions, for example. The
 |---|---|
 | page cache | is the file, in huge pages of the page cache |
 | store | is an image of the store ([`tiexecctl store setup`](tuning.md)) |
-| memfd | is a private copy, which TiExec makes if there is no store |
+| memfd | is a private copy, which TiExec makes if there is no store (`image` in the column `BACKING`) |
 | revert | was in a memfd, and `tiexecctl revert` has undone that |
 
-A cell names both the start with TiExec and the attach to the running program if they differ.
+A cell names both the start with TiExec and the attach to the running program if they differ. `–`: the tool cannot be asked in this way.
+*not tried*: the tool is not on the machine of the test.
 
 ## The table
 
@@ -138,7 +139,11 @@ fn text(rows: &[(&Case, Answers)]) -> String {
         }
         let cells = cells(case, answers);
         let _infallible = writeln!(text, "| {} | {} |", case.tool, cells.join(" | "));
-        let is_other = |said: &Said| matches!(answers.get(&Way::Plain).map(Vec::as_slice), Some([(_, plain)]) if plain != said);
+        let is_other = |said: &Said| {
+            let plain = answers.get(&Way::Plain).map(Vec::as_slice);
+            !matches!(said, Said::Lacking(_))
+                && matches!(plain, Some([(_, plain)]) if plain != said)
+        };
         let differs = case.varies || answers.values().flatten().any(|(_, said)| is_other(said));
         if differs && !case.why.is_empty() {
             let _infallible = writeln!(reasons, "- {}: {}", case.tool, case.why);
