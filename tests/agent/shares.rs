@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use support::child::eventually;
 use support::smaps::children;
-use support::{Held, Run, is_root, require, tiexecd};
+use support::{Held, Run, installed, is_root, require, tiexecd};
 
-use crate::{Files, attach_rule, has_guard, hold, stop};
+use crate::{Files, attach_rule, eventually_switched, has_guard, hold, stop};
 
 const OTHER_USER: [&str; 4] = ["setpriv", "--reuid=1717", "--regid=1717", "--clear-groups"];
 
@@ -106,6 +106,37 @@ fn a_users_many_processes_do_not_come_before_roots() {
     assert!(before <= 15, "{before} of the user's came before the last of root's: {said}");
     stop(agent);
     for held in theirs.into_iter().chain(roots) {
+        held.finish().assert_code(7);
+    }
+}
+
+/// The work on a process of a container's root does not end. For an hour the agent begins no other of the same container's
+/// user, whose ID is root's. It still works for root.
+#[test]
+fn the_penalty_of_a_containers_root_is_not_roots() {
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    require!(installed("unshare").is_some(), "no unshare");
+    let files = Files::new();
+    let slow = files.program("hostile/large", 4, "a/slow");
+    files.attach_below("a", "a");
+    let mut agent = files.agent();
+    let contained = ["unshare", "--user", "--map-root-user"];
+    let theirs = Run::new(&slow, ["texts"]).plain().behind(contained).hold();
+    let mut said = String::new();
+    eventually("its tracer is killed", || {
+        for tracer in children(agent.pid()) {
+            let tracer = rustix::process::Pid::from_raw(tracer).expect("a PID");
+            let _ended = rustix::process::kill_process(tracer, rustix::process::Signal::KILL);
+        }
+        said = agent.err_text();
+        said.contains(&format!(" {} (rule a)", theirs.pid()))
+    });
+    assert!(said.contains("cannot attach "), "{said}");
+    let copy = files.program("hold", 4, "a/root");
+    let roots = hold(&copy);
+    eventually_switched(&roots);
+    stop(agent);
+    for held in [roots, theirs] {
         held.finish().assert_code(7);
     }
 }

@@ -22,7 +22,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::signal_watch::SignalWatch;
 use tiexec_sys::{Errno, Pid, SysError};
 
-use crate::jvm::{self, Report};
+use crate::jvm::{self, Patience, Report};
 use crate::processes::Process;
 use crate::state::{Build, Quarantined, Whose, now};
 use crate::treat::Made;
@@ -289,6 +289,7 @@ impl Guard {
         // The records of faults before these ends are complete now.
         self.hear_faults();
         let faulted = &self.faulted;
+        let mut patience = Patience::new();
         self.watched.retain(|one| {
             let after = one.since.elapsed();
             let end = ends.remove(&one.held.pid).unwrap_or(Ok(None));
@@ -298,7 +299,9 @@ impl Guard {
                     Ok(Some(Wait::Killed(fault.signal)))
                 }
                 (Ok(Some(Wait::Exited(jvm::CRASH))), _)
-                    if one.report_of_jvm.as_ref().is_some_and(Report::is_written) =>
+                    if one.report_of_jvm.as_ref().is_some_and(|report| {
+                        report.is_written(one.whose.is_some(), &mut patience)
+                    }) =>
                 {
                     Ok(Some(Wait::Killed(jvm::SIGNAL)))
                 }

@@ -6,14 +6,16 @@
 //! in `/tmp` where it cannot.
 //!
 //! The process decides on these paths, and on how long an answer takes. So the agent looks in a process of its own, which it ends
-//! after a second, for a regular file of the process's user, and opens none.
+//! after a second, for a regular file of the process's user, and opens none. All processes of users together have three seconds in a
+//! round.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tiexec_remap::workers::apart;
 use tiexec_sys::procfs::ProcDir;
@@ -23,11 +25,42 @@ use tiexec_sys::{Pid, areas};
 pub(crate) const CRASH: i32 = 1;
 /// The signal for which such a crash counts: with a core dump, the JVM would end by it.
 pub(crate) const SIGNAL: i32 = 6;
-/// The longest wait for an answer of the process or of the file systems.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest wait for an answer of one process, or of its file systems.
+const LONGEST: Duration = Duration::from_secs(1);
+/// The longest wait for all processes of users in one round of the agent.
+const LONGEST_OF_USERS: Duration = Duration::from_secs(3);
 /// Most bytes of a command line in which the option is looked for.
 const COMMAND_LINE: u64 = 1 << 20;
 const OPTION: &[u8] = b"-XX:ErrorFile=";
+
+/// The time that the agent waits in one of its rounds. Many processes of users together delay it no longer than a few; the reports
+/// of those that come later are not known.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    left: Duration,
+}
+
+impl Patience {
+    pub(crate) fn new() -> Self {
+        Self { left: LONGEST_OF_USERS }
+    }
+
+    /// Does the work in a process of its own. `None` if it takes too long, or if no time is left for a user's process.
+    fn apart<T: Serialize + DeserializeOwned>(
+        &mut self,
+        is_of_user: bool,
+        work: impl FnOnce() -> T,
+    ) -> Option<T> {
+        if !is_of_user {
+            return apart(LONGEST, work).ok();
+        }
+        let begun = Instant::now();
+        let longest = LONGEST.min(self.left);
+        let done = (!longest.is_zero()).then(|| apart(longest, work).ok()).flatten();
+        self.left = self.left.saturating_sub(begun.elapsed());
+        done
+    }
+}
 
 /// The places in which one JVM may write its report.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,8 +72,8 @@ pub(crate) struct Report {
 
 impl Report {
     /// As [`of`](Self::of), in a process of its own. Also `None` if that cannot be read in time.
-    pub(crate) fn of_apart(pid: Pid) -> Option<Self> {
-        apart(PATIENCE, || Self::of(&ProcDir::of(pid).ok()?)).ok().flatten()
+    pub(crate) fn of_apart(pid: Pid, is_of_user: bool, patience: &mut Patience) -> Option<Self> {
+        patience.apart(is_of_user, || Self::of(&ProcDir::of(pid).ok()?)).flatten()
     }
 
     /// `None` for a process that is not a JVM, is gone, or has another root or mount namespace than the agent, as in a
@@ -65,14 +98,14 @@ impl Report {
     }
 
     /// Returns whether the report was written since [`of`](Self::of). False if the file systems do not answer.
-    pub(crate) fn is_written(&self) -> bool {
+    pub(crate) fn is_written(&self, is_of_user: bool, patience: &mut Patience) -> bool {
         let is_it = |place: &OsString| {
             std::fs::symlink_metadata(place).is_ok_and(|meta| {
                 let is_new = meta.modified().is_ok_and(|written| written >= self.since);
                 meta.is_file() && meta.uid() == self.user && is_new
             })
         };
-        apart(PATIENCE, || self.places.iter().any(is_it)).unwrap_or(false)
+        patience.apart(is_of_user, || self.places.iter().any(is_it)).unwrap_or(false)
     }
 }
 

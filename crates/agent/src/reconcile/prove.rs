@@ -21,7 +21,7 @@ use tiexec_sys::procfs::ProcDir;
 use super::children::{spawn, tiexecctl};
 use super::{Agent, Level};
 use crate::guard::Held;
-use crate::jvm::Report;
+use crate::jvm::{Patience, Report};
 use crate::measure::Measure;
 use crate::processes::{Process, every};
 use crate::state::Build;
@@ -226,6 +226,7 @@ impl Agent<'_> {
         proving.looked = Some(Instant::now());
         let of = proving.of.clone();
         let Some(canaries) = &self.canaries else { return };
+        let mut patience = Patience::new();
         for (number, begun) in canaries.members() {
             let Some(pid) = Pid::from_raw(number) else { continue };
             if self.guard.renew(pid) {
@@ -233,7 +234,7 @@ impl Agent<'_> {
             }
             let facts = ProcDir::of(pid).ok().and_then(|it| self.examiner.process(&it));
             if let Some(facts) = facts.filter(|facts| facts.identity.start_time == begun) {
-                self.watch_member(pid, &facts, &of);
+                self.watch_member(pid, &facts, &of, &mut patience);
             }
         }
     }
@@ -241,19 +242,20 @@ impl Agent<'_> {
     /// Watches all processes that a canary may switch, before the canary starts: the first switch may already crash
     /// one.
     fn watch_all(&mut self, of: &Unproved) {
+        let mut patience = Patience::new();
         for (pid, process) in every() {
             let Some(facts) = self.examiner.process(&process) else { continue };
             let is_its = self.rules.of(&facts).is_some_and(|rule| rule.name == of.rule);
             if is_its && facts.shown_exe == of.program && !self.guard.renew(pid) {
-                self.watch_member(pid, &facts, of);
+                self.watch_member(pid, &facts, of, &mut patience);
             }
         }
     }
 
-    fn watch_member(&mut self, pid: Pid, facts: &Process, of: &Unproved) {
+    fn watch_member(&mut self, pid: Pid, facts: &Process, of: &Unproved, patience: &mut Patience) {
         if let Some(held) = Held::of(pid, facts.identity) {
             let whose = (!facts.counts_for_all()).then(|| facts.whose());
-            let report = Report::of_apart(pid);
+            let report = Report::of_apart(pid, whose.is_some(), patience);
             self.watch(held.watch(facts, whose, &of.rule, of.made.clone(), report));
         }
     }

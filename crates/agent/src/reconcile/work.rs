@@ -60,6 +60,12 @@ impl Agenda {
         self.spent.retain(|_, spent| !spent.is_zero());
     }
 
+    /// Returns when the penalty of the user whose process this is ends; `None` without one.
+    fn end_of_penalty(&self, one: &Wanted) -> Option<Instant> {
+        let end = *self.refused.get(&one.payer()?)? + PENALTY;
+        (Instant::now() < end).then_some(end)
+    }
+
     /// Remembers what a file is.
     fn remember(&mut self, file: FileState, made: Made) {
         if self.builds.len() >= MOST_BUILDS {
@@ -112,6 +118,16 @@ impl Wanted {
         self.payer().filter(|_| matches!(self.by, By::Launch { .. }))
     }
 
+    /// Returns whether both may go into one batch: processes of one rule, one program and one user, in the agent's own work. A
+    /// user's process is alone.
+    fn goes_with(&self, other: &Self) -> bool {
+        self.by == other.by
+            && self.facts.shown_exe == other.facts.shown_exe
+            && self.facts.uids == other.facts.uids
+            && self.payer().is_none()
+            && other.payer().is_none()
+    }
+
     /// Returns the program as the agent remembers it: a user may show any path.
     fn program(&self) -> (Option<Whose>, Vec<u8>) {
         (self.payer(), self.facts.shown_exe.clone())
@@ -126,7 +142,9 @@ impl Agent<'_> {
         }
         let mut rounds = self.agenda.wanted.len();
         while rounds > 0 && !self.agenda.wanted.is_empty() && !interrupt::asked() {
-            self.read_state();
+            if !self.read_state() {
+                return;
+            }
             self.see_ends();
             if let Some(why) = self.pressure() {
                 self.say_once("pressure", Level::Warning, why);
@@ -183,27 +201,23 @@ impl Agent<'_> {
         self.agenda.wanted.remove(next)
     }
 
-    /// Takes all processes that may go into one batch with `next`: processes of one rule, one program and one user. A user's
-    /// process is alone.
+    /// Takes all processes that may go into one batch with `next`. If the agent does not work on `next` now, the batch is empty.
     fn batch(&mut self, next: Wanted) -> Vec<Wanted> {
         let mut batch: Vec<Wanted> = Vec::new();
         let rule = self.rule(next.by);
         if held_back(rule, &self.state, self.machine).is_some() {
             return batch;
         }
-        if self.agenda.refused.contains_key(&next.facts.whose()) {
+        if let Some(end) = self.agenda.end_of_penalty(&next) {
+            if let Some(known) = self.known.get_mut(&next.pid) {
+                known.due = Some(known.due.map_or(end, |due| due.min(end)));
+            }
             return batch;
         }
         let is_first = !self.agenda.first.contains_key(&next.program());
-        let alone = is_first || next.payer().is_some();
-        let like = |one: &Wanted| {
-            one.by == next.by
-                && one.facts.shown_exe == next.facts.shown_exe
-                && one.facts.uids == next.facts.uids
-        };
         let mut rest = VecDeque::new();
         for one in self.agenda.wanted.drain(..) {
-            if !alone && batch.len() + 1 < BATCH && like(&one) {
+            if !is_first && batch.len() + 1 < BATCH && next.goes_with(&one) {
                 batch.push(one);
             } else {
                 rest.push_back(one);
@@ -471,5 +485,35 @@ impl Agent<'_> {
         let next = Instant::now() + pauses.take();
         // The look at the end of a program's start comes in any case.
         known.due = Some(known.due.map_or(next, |due| due.min(next)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_root(contained: bool) -> Wanted {
+        let facts = Process { uids: vec![0; 4], contained, ..Process::default() };
+        Wanted { pid: tiexec_sys::process::this(), facts, by: By::Rule(0) }
+    }
+
+    #[test]
+    fn a_process_of_a_container_goes_into_no_batch() {
+        assert!(of_root(false).goes_with(&of_root(false)));
+        for (one, other) in [(false, true), (true, false), (true, true)] {
+            assert!(!of_root(one).goes_with(&of_root(other)), "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn a_penalty_holds_for_those_who_pay() {
+        let mut agenda = Agenda::default();
+        agenda.refused.insert(of_root(true).facts.whose(), Instant::now());
+        assert!(agenda.end_of_penalty(&of_root(true)).is_some());
+        assert_eq!(agenda.end_of_penalty(&of_root(false)), None);
+        // A look that comes when the penalty has ended must not find it again.
+        let old = Instant::now().checked_sub(PENALTY);
+        agenda.refused.values_mut().zip(old).for_each(|(since, old)| *since = old);
+        assert_eq!(agenda.end_of_penalty(&of_root(true)), None);
     }
 }
