@@ -33,6 +33,41 @@ fn a_state_that_is_not_ours_is_set_aside() {
     }
 }
 
+/// For want of descriptors the agent cannot read who is in quarantine. It begins nothing, and keeps the file.
+#[test]
+fn a_state_that_cannot_be_read_now_stays() {
+    use rustix::process::{Pid, Resource, Rlimit, prlimit};
+    require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
+    let files = Files::new();
+    let copy = files.program("crasher", 6, "a/bad");
+    files.attach_below("a", "a");
+    let mut agent = files.agent();
+    Run::new(&copy, [""; 0]).plain().hold().finish().assert_signal(libc::SIGSEGV);
+    let path = files.state().join("state.json");
+    eventually("the build is in quarantine", || path.exists());
+    let text = std::fs::read(&path).expect("a file");
+    let pid = Pid::from_raw(agent.pid());
+    let limited = |number| {
+        let limit = Rlimit { current: Some(number), maximum: Some(4096) };
+        prlimit(pid, Resource::Nofile, limit).expect("root may");
+    };
+    limited(3);
+    // Another file in its place, with another stamp.
+    std::fs::copy(&path, files.state().join("new")).expect("a copy");
+    std::fs::rename(files.state().join("new"), &path).expect("a rename");
+    eventually("it says so", || {
+        agent.err_text().contains("begins nothing, because it cannot read")
+    });
+    let again = Run::new(&copy, [""; 0]).plain().hold();
+    limited(1024);
+    eventually("it reads it then", || agent.err_text().contains("quarantined"));
+    assert_eq!(switched(again.pid()), 0);
+    assert_eq!(std::fs::read(&path).expect("a file"), text);
+    assert!(!files.state().join("state.json.aside").exists());
+    stop(agent);
+    again.signal(libc::SIGKILL);
+}
+
 #[test]
 fn a_full_disk_costs_a_line() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");

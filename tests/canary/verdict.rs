@@ -5,7 +5,7 @@ use serde_json::Value;
 use support::attaching::{json, switched};
 use support::page::{PAGE, assert_in_browser, of_json};
 use support::smaps::children;
-use support::{is_root, require};
+use support::{is_root, journal, require};
 
 use crate::{Server, export};
 
@@ -47,6 +47,35 @@ fn what_is_better_is_kept_by_all_processes() {
     let again = server.canary(&[]);
     again.assert_code(1);
     assert!(again.err().contains("by tiexec already; fix: tiexecctl revert "), "{again}");
+    server.finish();
+}
+
+/// A canary switches each process many times. The journal has the first attach to each, and when it begins and ends.
+#[test]
+fn the_journal_has_a_line_for_each_process_and_none_for_each_slice() {
+    require!(is_root(), "a /run of our own");
+    let log = journal::listen();
+    let server = Server::start(300, 1);
+    let exe = server.copy.path().display().to_string();
+    let done = server.canary(&["--json", "--exe", &exe]);
+    done.assert_code(0);
+    assert!(json(&done)["switches"].as_u64() > Some(4), "{done}");
+    let records: Vec<String> = (0..4).map(|_| journal::record(&log)).collect();
+    journal::assert_empty(&log);
+    let says = |at: usize, what: &str| assert!(records[at].contains(what), "{what}: {records:#?}");
+    says(0, "alternates between copies and base pages from now on\n");
+    says(1, "MESSAGE=attach by uid 0: pid ");
+    says(2, "MESSAGE=attach by uid 0: pid ");
+    says(3, "no longer alternates, and keeps the copies: better after ");
+    for at in [0, 3] {
+        says(at, "MESSAGE=canary by uid 0: process ");
+        says(at, "\nTIEXEC_ACTION=canary\n");
+    }
+    for pid in children(server.pid()).into_iter().chain([server.pid()]) {
+        let of_it = |record: &&String| record.contains(&format!("\nTIEXEC_PID={pid}\n"));
+        let attaches = records[1..3].iter().filter(of_it).count();
+        assert_eq!(attaches, 1, "{pid}: {records:#?}");
+    }
     server.finish();
 }
 

@@ -14,7 +14,9 @@ use serde::{Deserialize, Serialize};
 use tiexec_advise::canary::Finding;
 use tiexec_core::proc::stat;
 use tiexec_engine::follow::tree::Tree;
-use tiexec_engine::locked_target::{LONGEST, LockedTarget, look_for_text_of_ours, start_time};
+use tiexec_engine::locked_target::{
+    LONGEST, Lasts, LockedTarget, look_for_text_of_ours, start_time,
+};
 use tiexec_remap::Failure;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::Pid;
@@ -102,7 +104,10 @@ impl Canaries {
     }
 
     /// Returns the verdicts, and the reason why their file was set aside.
-    pub fn verdicts(&self) -> (Verdicts, Option<String>) {
+    ///
+    /// # Errors
+    /// The file could not be read at the moment. It stays as it is.
+    pub fn verdicts(&self) -> Result<(Verdicts, Option<String>), String> {
         self.0.load(VERDICTS, VERSION)
     }
 
@@ -122,7 +127,7 @@ impl Canaries {
     /// Keeps findings. Returns why they could not be written.
     pub fn keep(&self, new: Vec<Finding>) -> Option<String> {
         let add = |all: &mut Verdicts| new.into_iter().for_each(|finding| all.add(finding));
-        self.0.update(VERDICTS, VERSION, add).1
+        self.0.update(VERDICTS, VERSION, add).map_or_else(Some, |(_, unwritten)| unwritten)
     }
 
     /// Begins a canary; `None` if there is one already.
@@ -224,8 +229,11 @@ impl Turn<'_> {
     }
 
     /// Reverts the processes of a killed canary, and their descendants. The calling process must have one thread.
-    pub fn take_back(&self) -> TakenBack {
-        let (record, aside) = self.directory.load::<Record>(RECORD, VERSION);
+    ///
+    /// # Errors
+    /// The record could not be read at the moment, so the processes are not known. It stays as it is.
+    pub fn take_back(&self) -> Result<TakenBack, String> {
+        let (record, aside) = self.directory.load::<Record>(RECORD, VERSION)?;
         let mut taken = TakenBack { aside, ..TakenBack::default() };
         // No process survives a boot.
         let left = if record.boot == boot() { record.members } else { BTreeSet::new() };
@@ -254,7 +262,7 @@ impl Turn<'_> {
         } else if stay != left {
             let _stays_as_it_was = self.note(&stay);
         }
-        taken
+        Ok(taken)
     }
 }
 
@@ -262,7 +270,7 @@ impl Turn<'_> {
 fn take_back(pid: Pid) -> Result<(), String> {
     let one = |pid, pool: &mut Pool| {
         let mut locked = LockedTarget::open_in_turn(pid, pool)?;
-        locked.temporary = true;
+        locked.lasts = Lasts::UntilUndone;
         let reverted = locked.revert_once(false)?;
         reverted.failure.map_or(Ok(()), Err)
     };

@@ -2,7 +2,7 @@
 //!
 //! The agent writes a file under another name in the same directory, syncs it and renames it. A reader renames a file
 //! out of the way, and treats it as empty, if it is torn, if somebody else owns it or may write to it, or if a newer
-//! version has written it.
+//! version has written it. A file that the kernel cannot read at the moment stays as it is, and nothing is written over it.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -37,6 +37,24 @@ pub(crate) struct Directory {
     user: u32,
 }
 
+/// Why a file could not be read.
+enum Unread {
+    /// No reader can use it, now or later.
+    Unusable(String),
+    /// The kernel could not read it at the moment, such as for want of descriptors or memory.
+    Now(Errno),
+}
+
+impl From<Errno> for Unread {
+    fn from(errno: Errno) -> Self {
+        match errno {
+            // A symbolic link, or a socket, in the place of the file.
+            Errno::LOOP | Errno::NXIO => Self::Unusable(Said::from(errno).to_string()),
+            errno => Self::Now(errno),
+        }
+    }
+}
+
 /// A lock, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Locked(#[expect(dead_code, reason = "closing it lets the lock go")] File);
@@ -61,19 +79,23 @@ impl Directory {
     }
 
     /// Returns the content of a file, and the reason if the file was set aside.
-    pub(crate) fn load<T>(&self, name: &str, version: u32) -> (T, Option<String>)
+    ///
+    /// # Errors
+    /// The file could not be read at the moment. It stays as it is.
+    pub(crate) fn load<T>(&self, name: &str, version: u32) -> Result<(T, Option<String>), String>
     where
         T: DeserializeOwned + Default,
     {
-        let why = match self.read(name, version) {
-            Ok(value) => return (value, None),
-            Err(why) => why,
+        let why = match self.try_read(name, version) {
+            Ok(value) => return Ok((value, None)),
+            Err(Unread::Now(errno)) => return Err(self.failed("read", name, errno)),
+            Err(Unread::Unusable(why)) => why,
         };
         let aside = format!("{name}.aside");
         let moved = files::rename(&self.directory, name, &aside).is_ok();
         let done =
             if moved { format!("set aside as {aside}") } else { "left where it is".to_owned() };
-        (T::default(), Some(format!("{}: {why}; {done}", self.path.join(name).shown())))
+        Ok((T::default(), Some(format!("{}: {why}; {done}", self.path.join(name).shown()))))
     }
 
     /// Reads a file, and changes nothing. A file that is not there is empty.
@@ -84,23 +106,34 @@ impl Directory {
     where
         T: DeserializeOwned + Default,
     {
+        self.try_read(name, version).map_err(|why| match why {
+            Unread::Unusable(why) => why,
+            Unread::Now(errno) => Said::from(errno).to_string(),
+        })
+    }
+
+    fn try_read<T>(&self, name: &str, version: u32) -> Result<T, Unread>
+    where
+        T: DeserializeOwned + Default,
+    {
+        let unusable = |why: String| Err(Unread::Unusable(why));
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = match rustix::fs::openat(&self.directory, name, flags, Mode::empty()) {
             Ok(file) => file,
             Err(Errno::NOENT) => return Ok(T::default()),
-            Err(errno) => return Err(Said::from(errno).to_string()),
+            Err(errno) => return Err(errno.into()),
         };
-        let stat = rustix::fs::fstat(&file).map_err(|errno| Said::from(errno).to_string())?;
+        let stat = rustix::fs::fstat(&file)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err("it is not a regular file".to_owned());
+            return unusable("it is not a regular file".to_owned());
         }
         if stat.st_uid != self.user || stat.st_mode & 0o022 != 0 {
             let mode = stat.st_mode & 0o7777;
-            return Err(format!("it belongs to user {} with mode {mode:04o}", stat.st_uid));
+            return unusable(format!("it belongs to user {} with mode {mode:04o}", stat.st_uid));
         }
         let mut text = Vec::new();
         let read = File::from(file).take(MOST_READ + 1).read_to_end(&mut text);
-        read.map_err(|error| error.to_string())?;
+        read.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
@@ -108,24 +141,28 @@ impl Directory {
         if let Ok(Versioned { version: its }) = serde_json::from_slice(&text)
             && its > version
         {
-            return Err(format!("its version is {its}, newer than {version}"));
+            return unusable(format!("its version is {its}, newer than {version}"));
         }
-        serde_json::from_slice(&text).map_err(|error| format!("it is torn: {error}"))
+        serde_json::from_slice(&text)
+            .map_err(|error| Unread::Unusable(format!("it is torn: {error}")))
     }
 
     /// Changes the present content of a file and writes it. Returns the new content, and the reason if it could not be
     /// written.
+    ///
+    /// # Errors
+    /// The present content could not be read at the moment. The file stays as it is.
     pub(crate) fn update<T>(
         &self,
         name: &str,
         version: u32,
         change: impl FnOnce(&mut T),
-    ) -> (T, Option<String>)
+    ) -> Result<(T, Option<String>), String>
     where
         T: DeserializeOwned + Serialize + Default + PartialEq + Clone,
     {
         let locked = self.lock(LOCK, FlockOperation::LockExclusive);
-        let (mut value, aside) = self.load::<T>(name, version);
+        let (mut value, aside) = self.load::<T>(name, version)?;
         let before = value.clone();
         change(&mut value);
         let written = match locked {
@@ -133,7 +170,7 @@ impl Directory {
             Ok(_held) => self.write(name, &value).err().or(aside),
             Err(errno) => Some(self.failed("lock", LOCK, errno)),
         };
-        (value, written)
+        Ok((value, written))
     }
 
     /// Takes a lock.

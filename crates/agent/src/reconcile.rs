@@ -452,15 +452,22 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Reads the state if somebody has changed it.
-    fn read_state(&mut self) {
-        let Some(store) = &self.store else { return };
+    /// Reads the state if somebody has changed it. Returns false if it cannot be read at the moment: a build may be in quarantine.
+    fn read_state(&mut self) -> bool {
+        let Some(store) = &self.store else { return true };
         let stamp = store.stamp();
         if stamp == self.stamp && stamp.is_some() {
-            return;
+            return true;
         }
         // The stamp is older than the content: a change in between is read the next time.
-        let (state, problem) = store.load();
+        let (state, problem) = match store.load() {
+            Ok(loaded) => loaded,
+            Err(why) => {
+                let text = format!("begins nothing, because it {why}");
+                self.say_once("state", Level::Warning, text);
+                return false;
+            }
+        };
         self.stamp = stamp;
         let unwritten = self.stamp.is_none() && problem.is_none();
         // If no state could be written to the file, only the memory holds it.
@@ -470,6 +477,7 @@ impl<'a> Agent<'a> {
         }
         self.say_once("state", Level::Warning, problem.unwrap_or_default());
         self.say_trips();
+        true
     }
 
     /// Reads the verdicts if somebody has changed them.
@@ -479,7 +487,10 @@ impl<'a> Agent<'a> {
         if stamp == self.verdicts_stamp {
             return;
         }
-        let (verdicts, problem) = canaries.verdicts();
+        let (verdicts, problem) = match canaries.verdicts() {
+            Ok(read) => read,
+            Err(why) => return self.say_once("verdicts", Level::Warning, why),
+        };
         self.verdicts_stamp = canaries.stamp();
         if verdicts != self.verdicts {
             self.verdicts = verdicts;
@@ -500,6 +511,13 @@ impl<'a> Agent<'a> {
             Ok(Some(turn)) if self.off.is_none() && !is_soon => turn.take_back(),
             Ok(Some(_)) | Err(_) => return BTreeSet::new(),
             Ok(None) => return canaries.members(),
+        };
+        let taken = match taken {
+            Ok(taken) => taken,
+            Err(why) => {
+                self.say_once("canary record", Level::Warning, why);
+                return BTreeSet::new();
+            }
         };
         let TakenBack { reverted, failed, aside } = taken;
         self.reverted_left = (!failed.is_empty()).then(Instant::now);

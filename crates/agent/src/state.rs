@@ -241,7 +241,10 @@ impl Store {
     }
 
     /// Returns the state, and the reason if the file was set aside.
-    pub fn load(&self) -> (State, Option<String>) {
+    ///
+    /// # Errors
+    /// The file could not be read at the moment. It stays as it is.
+    pub fn load(&self) -> Result<(State, Option<String>), String> {
         self.0.load(NAME, VERSION)
     }
 
@@ -255,7 +258,13 @@ impl Store {
 
     /// Changes the state that is in the file now, and writes it. Returns the state, and the reason if it could not be
     /// written.
-    pub fn update(&self, change: impl FnOnce(&mut State)) -> (State, Option<String>) {
+    ///
+    /// # Errors
+    /// The file could not be read at the moment. It stays as it is.
+    pub fn update(
+        &self,
+        change: impl FnOnce(&mut State),
+    ) -> Result<(State, Option<String>), String> {
         self.0.update(NAME, VERSION, |state: &mut State| {
             change(state);
             state.bound();
@@ -321,7 +330,7 @@ mod tests {
             let store = Store::open(place.path()).unwrap();
             let mut expected = BTreeSet::new();
             for (chunk, entries) in storm.chunks(175).enumerate() {
-                let (_, problem) = store.update(|state| {
+                let updated = store.update(|state| {
                     for (index, entry) in entries.iter().enumerate() {
                         state.add(entry.clone());
                         if roots.contains(&(chunk * 175 + index)) {
@@ -331,8 +340,8 @@ mod tests {
                         }
                     }
                 });
-                prop_assert_eq!(problem, None);
-                let (state, problem) = store.load();
+                prop_assert_eq!(updated.unwrap().1, None);
+                let (state, problem) = store.load().unwrap();
                 prop_assert_eq!(problem, None);
                 let for_all = state.quarantine.iter().filter(|one| one.uid.is_none());
                 let for_all: BTreeSet<_> = for_all.map(|one| one.build.build_id.clone()).collect();

@@ -72,12 +72,13 @@ impl Record<'_> {
     }
 }
 
-/// Writes that text of a program is left on base pages, if somebody listens. No part of `message` may hold a line end.
-pub fn note(message: &str, pid: Pid) {
+/// Writes a message about a process, if somebody listens. No part of `message` may hold a line end. `action`: what TiExec does
+/// to the process, such as `start`.
+pub fn note(action: &str, message: &str, pid: Pid) {
     let Some(listener) = Listener::find() else { return };
     let pid = pid.as_raw_nonzero();
     let fields = format!(
-        "MESSAGE={message}\nPRIORITY=6\nSYSLOG_IDENTIFIER=tiexec\nOBJECT_PID={pid}\nTIEXEC_ACTION=start\nTIEXEC_PID={pid}\n"
+        "MESSAGE={message}\nPRIORITY=6\nSYSLOG_IDENTIFIER=tiexec\nOBJECT_PID={pid}\nTIEXEC_ACTION={action}\nTIEXEC_PID={pid}\n"
     );
     listener.send(&fields, message);
 }

@@ -52,6 +52,20 @@ pub const LONGEST: Duration = Duration::from_secs(60);
 /// delivers).
 pub const LOOKING: Duration = Duration::from_secs(30);
 
+/// How long work on a process is meant to last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Lasts {
+    /// Until somebody undoes it.
+    #[default]
+    Always,
+    /// Until TiExec itself undoes it: a drain of the agent. Such work says nothing about what the operator wants: it
+    /// takes no revert of the operator's back, and is none itself.
+    UntilUndone,
+    /// As [`UntilUndone`](Self::UntilUndone), for a slice of a canary or of a benchmark. The journal gets no record unless
+    /// it fails: one canary may have a thousand slices of each process.
+    OneSlice,
+}
+
 /// A target that no other TiExec of this user works on.
 #[derive(Debug)]
 pub struct LockedTarget {
@@ -61,9 +75,8 @@ pub struct LockedTarget {
     pub lock: Lock,
     /// How the orders search for a thread.
     pub search: Search,
-    /// True if TiExec itself undoes the work later: a drain of the agent, a canary, a benchmark. Such work says nothing
-    /// about what the operator wants: it takes no revert of the operator's back, and is none itself.
-    pub temporary: bool,
+    /// How long the work is meant to last.
+    pub lasts: Lasts,
     workers: Workers,
 }
 
@@ -117,7 +130,7 @@ impl LockedTarget {
             Lock::take(process)
         })?;
         let workers = pool.workers(&target)?;
-        Ok(Self { target, lock, search: Search::ONLY, temporary: false, workers })
+        Ok(Self { target, lock, search: Search::ONLY, lasts: Lasts::Always, workers })
     }
 
     /// Opens and locks this very process.
@@ -128,7 +141,7 @@ impl LockedTarget {
         let target = this_process()?;
         let lock = Lock::take(&target.process)?;
         let workers = Workers::of_this_process();
-        Ok(Self { target, lock, search: Search::ONLY, temporary: false, workers })
+        Ok(Self { target, lock, search: Search::ONLY, lasts: Lasts::Always, workers })
     }
 
     /// Returns the order to treat the process. Its deadline is that of staging, not that of a launch.
@@ -159,7 +172,7 @@ impl LockedTarget {
     }
 
     /// Treats the process once: puts the selected text onto huge pages. The journal gets a record if that did something to
-    /// the process.
+    /// the process (see [`Lasts`]).
     ///
     /// # Errors
     /// The work could not begin; the process is as it was. The journal gets no record, because the caller may try again.
@@ -169,7 +182,7 @@ impl LockedTarget {
         images: &mut Images,
     ) -> Result<Treated, Failure> {
         let treated = done(order, || attach(order, images))?.reported(order);
-        if !self.temporary && !order.policy.dry_run {
+        if self.lasts == Lasts::Always && !order.policy.dry_run {
             self.note_reverted(None);
         }
         let attached = &treated.attached;
@@ -229,15 +242,15 @@ impl LockedTarget {
         if before.is_none() && self.has_text_of_ours() == Some(false) {
             return;
         }
-        match (self.temporary, before) {
-            (true, Some(By::Operator)) => {}
-            (true, _) => self.note_reverted(Some(By::TiExec)),
-            (false, _) => self.note_reverted(Some(By::Operator)),
+        match (self.lasts, before) {
+            (Lasts::Always, _) => self.note_reverted(Some(By::Operator)),
+            (_, Some(By::Operator)) => {}
+            (_, _) => self.note_reverted(Some(By::TiExec)),
         }
     }
 
     /// Puts the file's own text back, once. With `dry_run`, only looks. The journal gets a record if that did something to
-    /// the process.
+    /// the process (see [`Lasts`]).
     ///
     /// # Errors
     /// The work could not begin; the process is as it was.
@@ -268,6 +281,9 @@ impl LockedTarget {
         failure: Option<&Failure>,
         plan: Option<&Plan>,
     ) {
+        if self.lasts == Lasts::OneSlice && failure.is_none() {
+            return;
+        }
         let result = failure.map_or("ok", |failure| failure.reason.as_str());
         Record { action, target: &self.target, bytes, result, plan }.write();
     }

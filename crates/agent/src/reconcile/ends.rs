@@ -47,12 +47,17 @@ impl Agent<'_> {
             self.end_canary_of(&entry.build);
             self.state.add(entry.clone());
             if let Some(store) = &self.store {
-                let (state, problem) = store.update(|state| state.add(entry.clone()));
+                let problem = match store.update(|state| state.add(entry.clone())) {
+                    Ok((state, problem)) => {
+                        self.state = state;
+                        self.state.add(entry);
+                        problem
+                    }
+                    Err(why) => Some(why),
+                };
                 // Somebody may have changed the file since, so it is read again. If the crash could not be written to
                 // the file, it counts until the agent ends.
                 self.stamp = problem.as_ref().and_then(|_| store.stamp());
-                self.state = state;
-                self.state.add(entry);
                 self.say_once("state", Level::Warning, problem.unwrap_or_default());
             }
             self.say_trips();

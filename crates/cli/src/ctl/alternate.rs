@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use tiexec_agent::state;
+use tiexec_engine::journal;
 use tiexec_engine::locked_target::look_for_text_of_ours;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
@@ -18,6 +19,13 @@ pub(super) enum Arm {
     Plain,
     /// The text on huge pages. Of a running process these are copies.
     Tiexec,
+}
+
+/// Writes into the journal that `command` does something to a process for a longer time, because the journal has no line for
+/// each slice.
+pub(super) fn note(command: &str, subject: &str, pid: Pid, what: &str) {
+    let uid = rustix::process::getuid().as_raw();
+    journal::note(command, &format!("{command} by uid {uid}: {subject} {what}"), pid);
 }
 
 /// Checks that no canary works on the process, and that the process has no text of TiExec's. `doing` is the verb of the

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tiexec_agent::off;
+use tiexec_engine::locked_target::Lasts;
 
 use super::attach;
 use super::status::agent::Agent;
@@ -32,7 +33,7 @@ fn drain() -> u8 {
     }
     let status = attach::run_revert(&Revert {
         all: true,
-        common: Common { temporary: true, ..Common::default() },
+        common: Common { lasts: Lasts::UntilUndone, ..Common::default() },
         ..Revert::default()
     });
     warn("tiexecd begins nothing until `tiexecctl agent resume`, or the next boot");

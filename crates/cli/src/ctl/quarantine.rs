@@ -33,8 +33,8 @@ pub(super) fn run(options: &Quarantine) -> u8 {
         };
     };
     let mut released = Vec::new();
-    let (_, problem) = store.update(|state| released = state.release(id));
-    if let Some(problem) = problem {
+    let updated = store.update(|state| released = state.release(id));
+    if let Some(problem) = updated.map_or_else(Some, |(_, problem)| problem) {
         warn(problem);
         return exit::FAILED;
     }

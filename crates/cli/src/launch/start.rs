@@ -90,7 +90,7 @@ impl Launcher {
             let mut left = |left: &Left| {
                 if !settings.quiet && first_today(&left.exe) {
                     let line = line_of(left);
-                    journal::note(&line, program);
+                    journal::note("start", &line, program);
                     if is_terminal && may_write_over(program) {
                         warn(line);
                     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use tiexec_core::config::Settings;
 use tiexec_core::value::parse_duration;
+use tiexec_engine::locked_target::Lasts;
 
 use super::{LaunchSettings, Targets};
 use crate::setting_options::{OfAttach, SettingOptions};
@@ -34,6 +35,17 @@ pub struct Common {
     /// TiExec itself undoes it later
     #[arg(long, hide = true)]
     pub temporary: bool,
+
+    /// How long it is meant to last, if this program itself gives the order
+    #[arg(skip)]
+    pub lasts: Lasts,
+}
+
+impl Common {
+    /// Returns how long the work is meant to last.
+    pub fn lasts(&self) -> Lasts {
+        if self.temporary { Lasts::UntilUndone } else { self.lasts }
+    }
 }
 
 /// The options of `tiexecctl attach`.

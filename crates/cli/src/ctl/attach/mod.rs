@@ -20,7 +20,7 @@ use tiexec_core::plan::Plan;
 use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::hottest::Hot;
-use tiexec_engine::locked_target::{LockedTarget, Treated, look_for_text_of_ours};
+use tiexec_engine::locked_target::{Lasts, LockedTarget, Treated, look_for_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
 use tiexec_engine::switched_off::{FILE as SWITCHED_OFF, is_switched_off};
@@ -145,7 +145,7 @@ impl Job<'_> {
                 return Some(failed_of("attach to", pid, &failure, &options.targets).into());
             }
         };
-        (locked.search, locked.temporary) = (turn.search, options.common.temporary);
+        (locked.search, locked.lasts) = (turn.search, options.common.lasts());
         if options.common.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
             return Some(exit::GONE.into());
         }
@@ -320,16 +320,16 @@ fn say_unseen(unseen: &[Pid]) -> bool {
     true
 }
 
-/// Puts processes onto copies, or reverts them if `settings` is `None`; `temporary` as in [`LockedTarget`]. After `until` it
-/// begins with no other process, which counts as failed. Reports only errors. Returns the exit status.
+/// Puts processes onto copies, or reverts them if `settings` is `None`. After `until` it begins with no other process, which
+/// counts as failed. Reports only errors. Returns the exit status.
 pub(crate) fn switch(
     pids: &[Pid],
     settings: Option<&Settings>,
-    temporary: bool,
+    lasts: Lasts,
     until: Option<Instant>,
 ) -> u8 {
     let is_late = || until.is_some_and(|until| Instant::now() >= until);
-    let common = Common { quiet: true, temporary, ..Common::default() };
+    let common = Common { quiet: true, lasts, ..Common::default() };
     let Some(settings) = settings else {
         let options = Revert { common, ..Revert::default() };
         let printer = Printer::silent(&options.targets);
@@ -554,7 +554,7 @@ fn revert_one(
         Ok(locked) => locked,
         Err(failure) => return refused(failure),
     };
-    (locked.search, locked.temporary) = (turn.search, options.common.temporary);
+    (locked.search, locked.lasts) = (turn.search, options.common.lasts());
     if options.common.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
         return Some(exit::GONE.into());
     }

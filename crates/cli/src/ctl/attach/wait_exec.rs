@@ -81,7 +81,7 @@ pub(super) fn run(targets: &Targets, attach: impl FnOnce(&[Pid]) -> u8) -> u8 {
     };
     let words: Vec<String> =
         targets.words().iter().map(|word| word.as_encoded_bytes().shown().to_string()).collect();
-    journal::note(&format!("attach --wait-exec {}: {note}", words.join(" ")), pid);
+    journal::note("start", &format!("attach --wait-exec {}: {note}", words.join(" ")), pid);
     exit::OK
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
-use tiexec_engine::locked_target::{LOOKING, has_text_of_ours};
+use tiexec_engine::locked_target::{LOOKING, Lasts, has_text_of_ours};
 use tiexec_engine::programs;
 use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
@@ -14,7 +14,7 @@ use tiexec_sys::{Pid, areas, interrupt, process, thp};
 
 use super::child;
 use super::{Figure, Measured, Rounds, Subject, Workload};
-use crate::ctl::alternate::{Arm, must_be_as_switched, must_be_plain};
+use crate::ctl::alternate::{self, Arm, must_be_as_switched, must_be_plain};
 use crate::ctl::{attach, command_line_apart, failed, has_text};
 use crate::exit;
 use crate::options::{Attach, Bench, Common, Ctl, CtlCommand, Revert};
@@ -56,10 +56,12 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     must_be_plain("measure", pid, &slices.process)?;
     // An interrupt must not leave the process changed.
     interrupt::catch();
+    slices.note("alternates between copies and base pages from now on");
     let measured = Rounds::measure(&mut slices, options);
     // A second Ctrl-C must not end the revert. The child that reverts inherits the ignored signal.
     process::ignore_interrupts();
     let reverted = slices.switch(Arm::Plain);
+    slices.note("no longer alternates");
     if reverted.is_err() && has_text_of_ours(&slices.process) {
         warn(format_args!(
             "process {} is left with text on huge pages; fix: tiexecctl revert {0}",
@@ -123,7 +125,6 @@ impl Slices<'_> {
             // There is nothing to revert, or the process has ended.
             return Ok(());
         }
-        self.switched = true;
         let status = match arm {
             Arm::Plain => {
                 let Attach { targets, common, .. } = self.attach.clone();
@@ -131,7 +132,16 @@ impl Slices<'_> {
             }
             Arm::Tiexec => attach::run(&self.attach),
         };
+        self.switched = true;
+        // The journal has the first attach, whose addresses the later ones repeat.
+        self.attach.common.lasts = Lasts::OneSlice;
         if status == exit::OK { Ok(()) } else { Err(status) }
+    }
+
+    /// Writes into the journal what happens to the process.
+    fn note(&self, what: &str) {
+        let subject = format!("process {}", self.pid.as_raw_nonzero());
+        alternate::note("bench", &subject, self.pid, what);
     }
 
     /// Runs the metric's command and reads its number.
@@ -217,7 +227,7 @@ fn attach_of(options: &Bench, pid: Pid) -> Result<Attach, u8> {
     let copies = (!attach.settings.say("backing")).then(|| ("backing", Some("image".to_owned())));
     Ok(Attach {
         settings: attach.settings.and(copies),
-        common: Common { quiet: true, temporary: true, ..Common::default() },
+        common: Common { quiet: true, lasts: Lasts::UntilUndone, ..Common::default() },
         ..attach
     })
 }

@@ -9,12 +9,12 @@ use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::cgroup::Units;
 use tiexec_core::proc::maps;
-use tiexec_engine::locked_target::{LONGEST, LOOKING, look_for_text_of_ours, start_time};
+use tiexec_engine::locked_target::{LONGEST, LOOKING, Lasts, look_for_text_of_ours, start_time};
 use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, process, thp};
 
-use super::super::alternate::{Arm, must_be_as_switched, must_be_plain};
+use super::super::alternate::{self, Arm, must_be_as_switched, must_be_plain};
 use super::super::has_text;
 use super::super::targets::failed;
 use super::cpu::CpuTime;
@@ -114,9 +114,7 @@ impl<'a> Live<'a> {
     /// # Errors
     /// The exit status. The message is on stderr already.
     pub(super) fn announce(&mut self, max: Duration) -> Result<(), u8> {
-        let unit = self.unit().map(|units| units.user.map_or(units.system, |user| user.name));
-        let unit = unit.map_or(String::new(), |unit| format!(", unit {}", unit.shown()));
-        let (pid, since) = (self.main.as_raw_nonzero(), state::now());
+        let since = state::now();
         let Some((own, begun)) = member(&process::this()) else {
             warn(
                 "cannot begin a canary: /proc does not show this process; fix: mount -t proc proc /proc",
@@ -126,7 +124,7 @@ impl<'a> Live<'a> {
         let runner = Runner {
             pid: own,
             begun,
-            subject: format!("process {pid} ({}{unit})", self.exe.shown()),
+            subject: self.subject(),
             since,
             until: since.saturating_add(max.as_secs().saturating_add(1)),
         };
@@ -134,6 +132,18 @@ impl<'a> Live<'a> {
             warn(format_args!("cannot begin a canary: {why}"));
             exit::FAILED
         })
+    }
+
+    /// Returns the main process in words.
+    fn subject(&self) -> String {
+        let unit = self.unit().map(|units| units.user.map_or(units.system, |user| user.name));
+        let unit = unit.map_or(String::new(), |unit| format!(", unit {}", unit.shown()));
+        format!("process {} ({}{unit})", self.main.as_raw_nonzero(), self.exe.shown())
+    }
+
+    /// Writes into the journal what happens to the processes.
+    pub(super) fn note(&self, what: &str) {
+        alternate::note("canary", &self.subject(), self.main, what);
     }
 
     /// Checks, without a change, that this process may attach to the processes, and that text of the main one can be
@@ -266,6 +276,10 @@ impl<'a> Live<'a> {
             if pids.is_empty() {
                 break;
             }
+            // The journal has the first attach to each process, whose addresses the later ones repeat.
+            let (known, new): (Vec<Pid>, Vec<Pid>) = pids
+                .iter()
+                .partition(|pid| member(pid).is_some_and(|pid| self.members.contains(&pid)));
             if arm == Arm::Tiexec {
                 self.members.extend(pids.iter().filter_map(member));
                 self.turn.note(&self.members).map_err(|why| {
@@ -274,14 +288,16 @@ impl<'a> Live<'a> {
                 })?;
             }
             let settings = (arm == Arm::Tiexec).then_some(self.settings);
-            let status = attach::switch(&pids, settings, true, until);
-            if until.is_some_and(|until| Instant::now() >= until) {
-                return Ok(false);
-            }
-            match status {
-                exit::OK | exit::PARTIAL | exit::GONE => {}
-                // A process that ends during its switch may fail in another way.
-                status => return Err(self.must_live().err().unwrap_or(End::Failed(status))),
+            for (pids, lasts) in [(new, Lasts::UntilUndone), (known, Lasts::OneSlice)] {
+                let status = attach::switch(&pids, settings, lasts, until);
+                if until.is_some_and(|until| Instant::now() >= until) {
+                    return Ok(false);
+                }
+                match status {
+                    exit::OK | exit::PARTIAL | exit::GONE => {}
+                    // A process that ends during its switch may fail in another way.
+                    status => return Err(self.must_live().err().unwrap_or(End::Failed(status))),
+                }
             }
         }
         self.pids().map(|_| true)
@@ -290,7 +306,7 @@ impl<'a> Live<'a> {
     /// Puts all processes onto copies for good.
     pub(super) fn keep(&mut self) -> Result<(), End> {
         self.switch(Arm::Tiexec, None)?;
-        match attach::switch(&self.pids()?, Some(self.settings), false, None) {
+        match attach::switch(&self.pids()?, Some(self.settings), Lasts::Always, None) {
             exit::OK | exit::PARTIAL | exit::GONE => Ok(()),
             status => Err(End::Failed(status)),
         }
@@ -342,7 +358,7 @@ impl<'a> Live<'a> {
         };
         let others = left(self.members.iter().filter_map(lives).collect());
         if !others.is_empty() {
-            let _said = attach::switch(&others, None, true, None);
+            let _said = attach::switch(&others, None, Lasts::UntilUndone, None);
         }
         match left(others).first() {
             None => {

@@ -155,7 +155,13 @@ fn prove(options: &Canary) -> Result<u8, u8> {
     let turn = begin(&canaries)?;
     take_back(&turn)?;
     // The verdict of this canary must find room at its end.
-    canaries.verdicts().1.iter().for_each(warn);
+    match canaries.verdicts() {
+        Ok((_, aside)) => aside.iter().for_each(warn),
+        Err(why) => {
+            warn(format_args!("cannot begin a canary: it {why}"));
+            return Err(exit::FAILED);
+        }
+    }
     let mut live = Live::find(selection, &settings, turn)?;
     live.announce(options.max)?;
     live.must_be_possible()?;
@@ -281,7 +287,10 @@ fn begin(canaries: &Canaries) -> Result<Turn<'_>, u8> {
 
 /// Reverts the processes of a killed canary.
 fn take_back(turn: &Turn<'_>) -> Result<(), u8> {
-    let taken = turn.take_back();
+    let taken = turn.take_back().map_err(|why| {
+        warn(format_args!("cannot begin a canary: it {why}"));
+        exit::FAILED
+    })?;
     if let Some(why) = taken.aside {
         warn(why);
     }
@@ -476,6 +485,7 @@ impl<'a> Run<'a> {
     }
 
     fn finish(mut self, canaries: &Canaries) -> u8 {
+        self.live.note("alternates between copies and base pages from now on");
         let end = self.measure().err().unwrap_or(End::Known);
         let verdict = self.pairs.per_cpu.last_verdict();
         let mut is_kept = false;
@@ -493,17 +503,24 @@ impl<'a> Run<'a> {
         };
         // A second Ctrl-C must not end the revert.
         tiexec_sys::process::ignore_interrupts();
-        if is_kept {
+        let text = if is_kept {
             self.live.turn.clear();
+            "no longer alternates, and keeps the copies"
         } else {
             match self.live.go_back() {
-                Ok(()) => self.given_back = self.live.switches() > 0,
+                Ok(()) => {
+                    self.given_back = self.live.switches() > 0;
+                    "no longer alternates, and is on base pages"
+                }
                 Err(left) => {
                     warn(left);
                     status = exit::PARTIAL;
+                    "no longer alternates, and is not all on base pages"
                 }
             }
-        }
+        };
+        let (verdict_words, pairs) = (verdict.as_str(), self.pairs.per_cpu.pairs());
+        self.live.note(&format!("{text}: {verdict_words} after {pairs} pairs"));
         drop(std::mem::take(&mut self.progress));
         // A canary that ended early leaves no verdict.
         let found = matches!(end, End::Known | End::Time).then(|| self.finding(verdict));
