@@ -11,6 +11,7 @@ mod manual;
 mod masks;
 mod meanwhile;
 mod odd;
+mod overlay;
 mod real_programs;
 mod registers;
 mod remapped;

@@ -87,7 +87,8 @@ reasons! {
     /// The text fills no page of the size that `--page-size` names.
     PageSize = "page_size",
     /// Pages of the text were written to, or can be: by a breakpoint, a uprobe, a text relocation, a live patch or an
-    /// instrumentation tool such as Frida.
+    /// instrumentation tool such as Frida. Or the file lies on overlayfs, as in a container, and was written to since
+    /// the process mapped it: then the process goes on with the old bytes.
     ModifiedText = "modified_text",
     /// The text is sealed against changes (mseal(2)). A dry run does not notice this.
     Sealed = "sealed",

@@ -31,6 +31,13 @@ impl Mapping {
     fn is(&self, vma: &Vma) -> bool {
         (self.range, self.perms, self.file, self.file_offset) == place(vma)
     }
+
+    /// Returns whether this mapping is what has become of that VMA or of a piece of it, and still holds `part`.
+    pub fn holds(&self, vma: &Vma, part: AddrRange) -> bool {
+        let is_congruent = self.file_offset.wrapping_sub(self.range.start().get())
+            == vma.file_offset.wrapping_sub(vma.range.start().get());
+        self.range.covers(part) && is_congruent && (self.perms, self.file) == (vma.perms, vma.file)
+    }
 }
 
 /// Returns the fields that identify a VMA.

@@ -5,6 +5,7 @@
 //! span. After it, the span's bytes are the same as before.
 
 mod boost;
+mod compare;
 mod file_passing;
 mod here;
 mod jit;

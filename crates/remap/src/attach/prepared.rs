@@ -12,7 +12,7 @@ use tiexec_core::marks::Marks;
 use tiexec_core::plan::edges::{Around, Reserved};
 use tiexec_core::plan::{Backing, Plan, Span, plan_running};
 use tiexec_core::proc::maps::Vma;
-use tiexec_core::skip::{FailureKind, SkipReason};
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::areas::Seen;
 use tiexec_sys::procfs::ProcDir;
@@ -24,6 +24,7 @@ use tiexec_tracee::remote::{self, Advice, madvise_entry};
 use tiexec_tracee::session::DESCRIPTOR_CALLS;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
 
+use super::compare::compare;
 use super::passing::Passing;
 use super::stored::{self, Stored};
 use super::switching::{Staging, Switching};
@@ -161,7 +162,8 @@ impl Prepared {
         }
         for &range in &self.touched {
             // A refault would discard text that was written to.
-            match self.written.none(range) {
+            let is_still_mapped = self.texts.is_still_mapped(&order.target.space, range);
+            match is_still_mapped.and_then(|()| self.written.none(range)) {
                 Ok(()) => refault(executor, range)?,
                 Err(failure) => switched = switched.and(Err(failure)),
             }
@@ -249,7 +251,16 @@ pub(crate) fn prepare(
     for (vma, spans) in copies(&attached.plan.clone()) {
         let image = allow(&spans, &mut wanted, most)
             .and_then(|()| stage(order, &prepared.texts, &stored, vma, &spans, images, deadline));
+        // The image has the file's bytes of a moment before. On overlayfs a file changes once, so the order is right.
+        let image = image.and_then(|image| {
+            must_hold_what_is_mapped(order, &prepared.texts, vma, &spans).map(|()| image)
+        });
         match image {
+            Err(Failure { reason: Reason::Skipped(why), .. })
+                if why == SkipReason::ModifiedText =>
+            {
+                spans.iter().for_each(|span| attached.plan.give_up(span.range, why));
+            }
             Ok(image) => {
                 if let Some(shortfall) = &image.filled.shortfall {
                     attached.failure.get_or_insert_with(|| shortfall.clone());
@@ -265,7 +276,16 @@ pub(crate) fn prepare(
     let by_cache = attached.plan.spans_by(Backing::Pagecache);
     let (edges, touched): (Vec<Span>, Vec<Span>) = by_cache.partition(|span| span.edge);
     prepared.touched = touched.iter().map(|span| span.range).collect();
-    prepared.edges = edges;
+    for edge in edges {
+        let vma = prepared.texts.texts.iter().find(|text| text.vma.range.overlaps(edge.range));
+        let vma = vma.map(|text| text.vma.clone());
+        let holds = vma
+            .map_or(Ok(()), |vma| must_hold_what_is_mapped(order, &prepared.texts, &vma, &[edge]));
+        match holds {
+            Ok(()) => prepared.edges.push(edge),
+            Err(_) => attached.plan.give_up(edge.range, SkipReason::ModifiedText),
+        }
+    }
     if prepared.covers() {
         prepared.locks = has_locked_memory(&order.target.process);
         let parts = prepared.staged.iter().map(|staged| staged.image.filled.staged.len());
@@ -303,6 +323,30 @@ fn allow(spans: &[Span], wanted: &mut u64, most: u64) -> Result<(), Failure> {
         return Err(Failure::new(FailureKind::MemoryHeadroom, what));
     }
     *wanted = all;
+    Ok(())
+}
+
+/// Makes sure that a file on overlayfs still has the bytes that the process has mapped.
+///
+/// # Errors
+/// `modified_text`: it has others. The errors of [`compare`].
+fn must_hold_what_is_mapped(
+    order: &AttachOrder<'_>,
+    texts: &Texts,
+    vma: &Vma,
+    spans: &[Span],
+) -> Result<(), Failure> {
+    let Some(file) = texts.file(vma).filter(|file| file.facts().on_overlay) else { return Ok(()) };
+    let memory = order.target.space.memory();
+    let parts = texts.text(vma).and_then(|text| text.parts.as_ref());
+    for span in spans {
+        match parts.filter(|_| span.edge) {
+            None => compare(memory, span.range, file, span.file_offset)?,
+            Some(parts) => parts
+                .within(span.range)
+                .try_for_each(|part| compare(memory, part.range, file, part.file_offset))?,
+        }
+    }
     Ok(())
 }
 
@@ -364,10 +408,8 @@ fn refault(executor: &mut impl Executor, range: AddrRange) -> Result<(), TraceEr
 
 #[cfg(test)]
 mod tests {
-    use tiexec_core::addr::RemoteAddr;
-    use tiexec_core::skip::Reason;
-
     use super::*;
+    use tiexec_core::addr::RemoteAddr;
 
     #[test]
     fn all_copies_of_a_process_have_one_limit() {

@@ -13,7 +13,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use tiexec_core::addr::{AddrRange, RemoteAddr};
+use tiexec_core::addr::AddrRange;
 use tiexec_core::area::Area;
 use tiexec_core::coverage::{IMAGE_NAME_PREFIX, is_ours};
 use tiexec_core::file_ranges::{Part, Parts};
@@ -29,6 +29,7 @@ use tiexec_tracee::executor::{Executor, Local};
 use tiexec_tracee::remote;
 use tiexec_tracee::syscall_manifest::ManifestEntry;
 
+use super::compare::compare;
 use super::joined::{self, Piece, Run};
 use super::passing::{Handed, OpenHere, OverSockets, Passing};
 use super::pool::{self, Exchange};
@@ -41,7 +42,7 @@ use super::{
 use crate::mapped::{self, Layouts, Mapped, is_marked_widened};
 use crate::protection::{GUARDED, TEXT};
 use crate::switch::{self, OpenFile, Surroundings, Switch};
-use crate::target_file::{ReadAt, TargetFile};
+use crate::target_file::TargetFile;
 use crate::workers::SameBytes;
 
 /// The most bytes of a file's own pages beside copies that are compared and mapped anew in one process.
@@ -545,46 +546,6 @@ fn compare_once(
     whole()?;
     if changed.is_empty() {
         opened.note_same(bytes);
-    }
-    Ok(())
-}
-
-/// Compares the process's bytes with the file's at `file_offset`.
-fn compare(
-    memory: &Memory,
-    range: AddrRange,
-    file: &TargetFile,
-    file_offset: u64,
-) -> Result<(), Failure> {
-    const CHUNK: u64 = 1 << 20;
-    let mut at = 0;
-    let (mut here, mut there) = (vec![0; CHUNK as usize], vec![0; CHUNK as usize]);
-    while at < range.len() {
-        let len = CHUNK.min(range.len() - at) as usize;
-        let from = RemoteAddr::new(range.start().get() + at);
-        memory.read(from, &mut here[..len]).map_err(Failure::unreadable)?;
-        read_mapped(file, &mut there[..len], file_offset + at)
-            .map_err(Failure::of(FailureKind::ReadFailed))?;
-        if here[..len] != there[..len] {
-            let what = format!("the file's bytes differ from those at {from:?}");
-            return Err(Failure::new(SkipReason::ModifiedText, what));
-        }
-        at += len as u64;
-    }
-    Ok(())
-}
-
-/// Reads `file` as a mapping of it would show it: zeros follow the end of the file.
-fn read_mapped(file: &TargetFile, buffer: &mut [u8], at: u64) -> std::io::Result<()> {
-    let mut done = 0;
-    while done < buffer.len() {
-        match file.read_at(&mut buffer[done..], at + done as u64)? {
-            0 => {
-                buffer[done..].fill(0);
-                break;
-            }
-            count => done += count,
-        }
     }
     Ok(())
 }

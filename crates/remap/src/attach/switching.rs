@@ -131,7 +131,10 @@ impl Switching<'_> {
         parts: &[Switch],
         mut first: Result<(), Failure>,
     ) -> Result<Result<(), Failure>, Failure> {
-        let unchanged = |part: &Switch| self.written.none(part.to);
+        let unchanged = |part: &Switch| {
+            self.texts.is_still_mapped(&self.order.target.space, part.to)?;
+            self.written.none(part.to)
+        };
         switch_all(executor, &self.around, parts, &unchanged, |part, done| {
             let before = std::mem::replace(&mut first, Ok(()));
             first = keep_first(before, self.left_alone(part.to, done))?;

@@ -15,6 +15,7 @@ use tiexec_core::proc::auxv;
 use tiexec_core::proc::maps::{FileId, Perms, Vma};
 use tiexec_core::ragged::edge_chunks;
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
+use tiexec_sys::Errno;
 use tiexec_sys::address_space::AddressSpace;
 use tiexec_tracee::Failure;
 
@@ -158,6 +159,28 @@ impl Texts {
     /// Returns the facts about a text VMA.
     pub(crate) fn text(&self, vma: &Vma) -> Option<&RunningText> {
         self.texts.iter().find(|text| text.vma == *vma)
+    }
+
+    /// Makes sure, right before text is replaced, that it is still there: another thread may have unmapped it during the stop
+    /// (dlclose(3)) and mapped something else. The check takes no lock that keeps other threads from doing so afterwards.
+    /// Before Linux 6.11 it would read all of maps, and is left out.
+    ///
+    /// # Errors
+    /// `changed`; `proc_unavailable`.
+    pub(crate) fn is_still_mapped(
+        &self,
+        space: &AddressSpace,
+        range: AddrRange,
+    ) -> Result<(), Failure> {
+        let text = self.texts.iter().find(|text| text.vma.range.overlaps(range));
+        let Some(vma) = text.map(|text| &text.vma) else { return Ok(()) };
+        let Some(part) = vma.range.intersection(range) else { return Ok(()) };
+        match space.mapping_at(part.start()) {
+            Ok(Some(now)) if now.holds(vma, part) => Ok(()),
+            Err(error) if error.errno == Errno::NOTTY => Ok(()),
+            Ok(_) => Err(Failure::mapped_otherwise(vma)),
+            Err(error) => Err(Failure::unreadable(error)),
+        }
     }
 
     /// Returns the file that a text VMA maps.
