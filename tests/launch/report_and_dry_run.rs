@@ -220,6 +220,21 @@ fn a_dry_run_prints_the_plan_and_runs_nothing() {
     );
 }
 
+/// With `--until-exec` the programs before the named one would have to run.
+#[test]
+fn a_dry_run_that_would_run_something_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let made = dir.path().join("made");
+    let script = format!("touch '{}'; exec true", made.display());
+    for name in ["true", "never"] {
+        let until = format!("--until-exec={name}");
+        let done = Run::new("sh", ["-c", &script]).options(["--dry-run", &until]).output();
+        done.assert_code(125);
+        assert!(done.err().contains("cannot make a dry run with --until-exec"), "{done}");
+    }
+    assert!(!made.exists());
+}
+
 #[test]
 fn a_dry_run_of_what_is_not_there_is_the_launchs_error() {
     Run::new("/nonexistent/program", [""; 0]).options(["--dry-run"]).output().assert_code(127);

@@ -1,6 +1,6 @@
 //! Makes an orphan: a process that the kernel has given to another parent.
 
-use libc::{CLONE_VFORK, CLONE_VM, c_long};
+use libc::{CLONE_FILES, CLONE_VFORK, CLONE_VM, c_long};
 use rustix::process::Pid;
 use rustix::thread::CpuSet;
 
@@ -25,10 +25,11 @@ pub enum Orphan {
 /// The flags of the first child. As after vfork(2), it runs in the memory of its parent while the parent stands still. So
 /// the kernel copies the page tables once, for the orphan, and the parent needs no message from another process, for which
 /// it would wait until that process gets a processor. The flags name no signal: `wait` without `__WALL` does not see the
-/// child.
-const FIRST: c_long = (CLONE_VM | CLONE_VFORK) as c_long;
+/// child. With descriptors of its own, the child would close a copy of each at its end, and wait as long as the server of a file takes
+/// (FUSE, NFS).
+const FIRST: c_long = (CLONE_VM | CLONE_VFORK | CLONE_FILES) as c_long;
 
-/// `clone(CLONE_VM|CLONE_VFORK)`, and `clone(0)` in the child, which ends then — makes an orphan. The orphan shows its
+/// `clone(CLONE_VM|CLONE_VFORK|CLONE_FILES)`, and `clone(0)` in the child, which ends then — makes an orphan. The orphan shows its
 /// `role` as its name and as its command line; this process shows it, too, until the call returns.
 ///
 /// No seccomp filter may kill for one of the calls: clone, getpid, `exit_group`, wait4, `sched_getaffinity`,

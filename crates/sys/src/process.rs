@@ -653,20 +653,33 @@ pub fn end_command_with_parent(command: &mut Command, signal: Signal) {
 }
 
 /// Closes every descriptor of this process except those in `keep`. For a process just forked that owns only those: it
-/// must not use an `OwnedFd` of its parent again.
+/// must not use an `OwnedFd` of its parent again. Where the kernel has no `close_range` (before Linux 5.9), or a filter refuses it,
+/// each descriptor that `/proc` shows is closed.
 pub fn close_all_except(keep: &[BorrowedFd<'_>]) {
     let mut keep: Vec<u32> =
         keep.iter().filter_map(|fd| u32::try_from(fd.as_raw_fd()).ok()).collect();
     keep.sort_unstable();
-    let mut first = 0;
-    for fd in keep.into_iter().chain([u32::MAX]) {
+    let (mut first, mut closed) = (0, true);
+    for &fd in keep.iter().chain([&u32::MAX]) {
         if fd > first {
             let last = if fd == u32::MAX { fd } else { fd - 1 };
             // SAFETY: close_range touches no memory of this process. Later use of a descriptor closed behind its
             // owner's back gives EBADF, which is a bug but not undefined behaviour.
-            unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+            closed &= unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } == 0;
         }
         first = fd.saturating_add(1);
+    }
+    if closed {
+        return;
+    }
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    // The list is complete, and its own descriptor closed, before the first one is closed.
+    let open: Vec<i32> =
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    let is_kept = |fd: i32| u32::try_from(fd).is_ok_and(|fd| keep.contains(&fd));
+    for fd in open.into_iter().filter(|&fd| !is_kept(fd)) {
+        // SAFETY: close touches no memory of this process; for later use see above.
+        unsafe { libc::close(fd) };
     }
 }
 

@@ -61,6 +61,17 @@ fn end_helper(helper: Pid) -> Option<Wait> {
     process::wait(helper).ok()
 }
 
+/// The longest wait for the end of a helper that has not answered.
+const LONGEST_END: Duration = Duration::from_millis(50);
+
+/// As [`end_helper`], but goes on without the helper's end if it does not come in time. A helper that closes what it has inherited
+/// may wait for a server that never answers (FUSE, NFS). It stays a child of the program, which no `wait` without `__WALL` sees, and
+/// never returns to user mode.
+fn end_helper_within(helper: Pid, patience: Duration) -> Option<Wait> {
+    let _already_gone = process::kill(helper);
+    process::wait_until(helper, Instant::now() + patience).ok().flatten()
+}
+
 /// The parameters of [`arm`].
 #[derive(Clone, Copy, Debug)]
 pub struct Arming<'a> {
@@ -116,7 +127,7 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
             match answer {
                 Ok(()) => Ok(Armed { helper, _channel: ours }),
                 Err(mut why) => {
-                    let end = end_helper(helper);
+                    let end = end_helper_within(helper, LONGEST_END);
                     if why.reason == FailureKind::HelperDied && end == Some(Wait::Killed(c::SIGSYS))
                     {
                         why = Failure::new(FailureKind::Seccomp, FILTER_KILLS);

@@ -79,13 +79,24 @@ pub(crate) fn run(argv: Argv, program: usize, options: LaunchSettings, dry_run: 
              sampled; fix: tiexecctl attach --max-huge-pages={budget} PID"
         ));
     }
+    if let Some(name) = settings.until_exec.as_deref().filter(|_| dry_run) {
+        // The programs before it would have to run.
+        warn(format_args!(
+            "cannot make a dry run with --until-exec={}; fix: leave it out, and name that program in the place of the command",
+            name.shown()
+        ));
+        return exit::LAUNCH_FAILED;
+    }
     let sink = settings.report.as_deref().and_then(open_sink);
     let companion = OnceCell::new();
     let name = argv.get(program).unwrap_or_default();
     let launcher = Launcher { argv, program, name, settings, sink, dry_run, companion };
     // The program must run even if our code panics, because of a bug or of a seccomp filter that breaks system calls.
     let ended = catch_unwind(AssertUnwindSafe(|| launcher.launch()));
-    ended.unwrap_or_else(|_panicked| launcher.exec())
+    ended.unwrap_or_else(|_panicked| match launcher.settings.strict {
+        true => exit::LAUNCH_FAILED,
+        false => launcher.exec(),
+    })
 }
 
 impl Launcher {
@@ -233,8 +244,11 @@ impl Launcher {
         };
         self.allow_companion();
         // The call returns only if the exec failed.
-        let _under_trace = self.argv.exec_from(self.program);
+        let under_trace = self.argv.exec_from(self.program);
         armed.disarm();
+        if self.dry_run || self.settings.strict {
+            return self.not_executed(under_trace.errno);
+        }
         // A security module may refuse a traced exec and allow a plain one, so the exec is retried.
         self.exec()
     }
@@ -383,7 +397,11 @@ impl Launcher {
     }
 
     /// Becomes the program. Returns the exit status if the exec fails.
+    /// Executes the program without a helper. A dry run never does.
     fn exec(&self) -> u8 {
+        if self.dry_run {
+            return exit::LAUNCH_FAILED;
+        }
         self.allow_companion();
         let error = self.argv.exec_from(self.program);
         self.not_executed(error.errno)

@@ -19,7 +19,7 @@ use tiexec_sys::process::SocketWait;
 use tiexec_sys::same_processor::Beside;
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
-use tiexec_tracee::arch::{self, Gadgets};
+use tiexec_tracee::arch::{self, Gadgets, Interruption};
 use tiexec_tracee::ld_so::Progress;
 use tiexec_tracee::remote::SystemCall;
 use tiexec_tracee::session::Session;
@@ -59,6 +59,14 @@ pub(crate) fn switch(
         let what = "it has its system calls sent to a handler of its own";
         return Err(Failure::new(FailureKind::SyscallDispatch, what));
     }
+    // The way home from a session ends such a call with EINTR. Let go without one, the thread sleeps on.
+    if matches!(
+        stopped.interruption,
+        Interruption::WithRemainingTime | Interruption::Shown | Interruption::Unknown
+    ) {
+        let what = "it slept in a call when ld.so had finished";
+        return Err(Failure::new(SkipReason::LinkerUnwatched, what));
+    }
     let status = process.status().map_err(Failure::unreadable)?;
     if status.seccomp != 0 {
         let what = "an init function put a filter in force";
@@ -96,7 +104,7 @@ pub(crate) fn switch(
     };
     let mut attached = prepared.done(done);
     let (lasted, counts) = (stopped.since.elapsed(), session.counts());
-    attached.stop = Some(StopCost { tid, lasted, counts, shown: false });
+    attached.stop = Some(StopCost { tid, lasted, counts, shown: stopped.shown });
     Ok((session, attached))
 }
 
