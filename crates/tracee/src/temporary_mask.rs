@@ -61,7 +61,9 @@ pub(crate) fn mask(call: &Call, memory: &Memory) -> Option<u64> {
         c::SYS_io_uring_enter => (4, call.args[3] & IORING_ENTER_EXT_ARG != 0),
         _ => return None,
     };
-    let word = |at: u64| memory.words(RemoteAddr::new(at)).ok().map(|[word]| word);
+    // The kernel leaves these two out of every mask that it takes.
+    const NEVER: u64 = 1 << (c::SIGKILL - 1) | 1 << (c::SIGSTOP - 1);
+    let word = |at: u64| memory.words(RemoteAddr::new(at)).ok().map(|[word]| word & !NEVER);
     match call.args[at] {
         at if is_described => word(word(at)?),
         at => word(at),

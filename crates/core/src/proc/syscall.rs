@@ -30,8 +30,14 @@ pub fn parse(text: &[u8]) -> Result<Doing, ParseError> {
     let bad = |what| ParseError::new("syscall", 1, what, text);
     let mut words = line.split(|&byte| byte == b' ');
     let call = words.next().unwrap_or_default();
+    // Behind the call and its arguments come the stack pointer and the program counter. A worker of io_uring shows those of its
+    // creator's call, and no stack (`copy_thread`): a stop would make its request fail.
+    let has_stack = |words: &mut dyn Iterator<Item = &[u8]>| match words.next() {
+        Some(b"0x0") => Err(bad("a stack pointer")),
+        _ => Ok(()),
+    };
     if call == b"-1" {
-        return Ok(Doing::Blocked);
+        return has_stack(&mut words).map(|()| Doing::Blocked);
     }
     let number_of_call = number(call, 10).ok_or_else(|| bad("a system call's number"))?;
     let mut args = [0; 6];
@@ -39,7 +45,7 @@ pub fn parse(text: &[u8]) -> Result<Doing, ParseError> {
         let word = words.next().and_then(|word| word.strip_prefix(b"0x"));
         *arg = word.and_then(|digits| number(digits, 16)).ok_or_else(|| bad("six arguments"))?;
     }
-    Ok(Doing::Call { number: number_of_call, args })
+    has_stack(&mut words).map(|()| Doing::Call { number: number_of_call, args })
 }
 
 #[cfg(test)]
@@ -57,7 +63,17 @@ mod tests {
 
     #[test]
     fn anything_else_is_an_error() {
-        for line in [&b""[..], b"x", b"1", b"1 2 3", b"0 0x1 0x2 0x3 0x4 0x5", b"-2 0x0 0x0"] {
+        let worker = b"426 0x3 0x0 0x1 0x1 0x0 0x8 0x0 0x0";
+        for line in [
+            &b""[..],
+            b"x",
+            b"1",
+            b"1 2 3",
+            b"0 0x1 0x2 0x3 0x4 0x5",
+            b"-2 0x0 0x0",
+            b"-1 0x0 0x0",
+            worker,
+        ] {
             assert!(parse(line).is_err(), "{line:?}");
         }
     }

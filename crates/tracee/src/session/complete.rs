@@ -11,8 +11,8 @@
 
 use std::time::{Duration, Instant};
 
-use tiexec_sys::Errno;
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::{Errno, c};
 
 use super::Session;
 use crate::arch;
@@ -65,8 +65,13 @@ impl Session {
             if has_deliverable(&now) || process.link(&link) != file {
                 break;
             }
-            if by.waits() && !self.has_room(cut.fd)? {
-                continue;
+            if by.waits() {
+                match self.room(cut.fd)? {
+                    Room::None => continue,
+                    // A slice would take the socket's error, or raise SIGPIPE. The call that was cut short does neither.
+                    Room::Gone if matches!(by, By::Send(_)) => break,
+                    Room::Some | Room::Gone => {}
+                }
             }
             let memory = self.memory.clone();
             let len = SLICE.min(cut.wanted - done);
@@ -88,8 +93,8 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for a moment until a descriptor can be written to; returns whether it can, or the other end is gone.
-    fn has_room(&mut self, fd: u64) -> Result<bool, TraceError> {
+    /// Waits for a moment until a descriptor can be written to, or the other end is gone.
+    fn room(&mut self, fd: u64) -> Result<Room, TraceError> {
         const LEN: usize = 8;
         let mut bytes = [0; LEN];
         bytes[..4].copy_from_slice(&(fd as u32).to_ne_bytes());
@@ -97,11 +102,14 @@ impl Session {
         let at = self.scratch(&bytes)?;
         if !self.call(remote::poll(at, FOR_ROOM))?.is_ok_and(|ready| ready > 0) {
             std::thread::sleep(Duration::from_micros(50));
-            return Ok(false);
+            return Ok(Room::None);
         }
         self.read(at, &mut bytes)?;
-        let events = i16::from_ne_bytes([bytes[6], bytes[7]]);
-        Ok(events & (POLLOUT | POLLERR | POLLHUP) != 0)
+        Ok(match i16::from_ne_bytes([bytes[6], bytes[7]]) {
+            events if events & (POLLERR | POLLHUP) != 0 => Room::Gone,
+            events if events & POLLOUT != 0 => Room::Some,
+            _ => Room::None,
+        })
     }
 
     /// Makes the thread go home with this result of its call.
@@ -112,11 +120,20 @@ impl Session {
     }
 }
 
+/// The room for bytes behind a descriptor.
+enum Room {
+    None,
+    Some,
+    /// The other end is gone.
+    Gone,
+}
+
 /// Returns the call that transfers one slice.
 fn slice(by: By, fd: u64, at: u64, len: u64) -> SystemCall {
     match by {
         By::Write => remote::write(fd, at, len),
-        By::Send(flags) => remote::send(fd, at, len, flags),
+        // The call that was cut short raises no SIGPIPE once it has sent a part.
+        By::Send(flags) => remote::send(fd, at, len, flags | c::MSG_NOSIGNAL as u64),
         By::GetRandom(flags) => remote::getrandom(at, len, flags),
         By::Read => remote::read(fd, at, len),
     }
