@@ -4,6 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
 
+use support::attaching::switched;
 use support::child::eventually;
 use support::smaps::children;
 use support::{Held, Run, installed, is_root, require, tiexecd};
@@ -110,18 +111,23 @@ fn a_users_many_processes_do_not_come_before_roots() {
     }
 }
 
-/// The work on a process of a container's root does not end. For an hour the agent begins no other of the same container's
-/// user, whose ID is root's. It still works for root.
+/// The work on a process of a container's root does not end. For an hour the agent begins no other process of that root, whose ID
+/// is the machine's root's. It still works for the machine.
 #[test]
 fn the_penalty_of_a_containers_root_is_not_roots() {
     require!(is_root() && has_guard(), "the agent attaches for root, from Linux 6.15");
     require!(installed("unshare").is_some(), "no unshare");
     let files = Files::new();
     let slow = files.program("hostile/large", 4, "a/slow");
+    let [first, theirs, ours] =
+        ["first", "theirs", "ours"].map(|name| files.program("hold", 4, &format!("a/{name}")));
     files.attach_below("a", "a");
     let mut agent = files.agent();
-    let contained = ["unshare", "--user", "--map-root-user"];
-    let theirs = Run::new(&slow, ["texts"]).plain().behind(contained).hold();
+    // The agent has counted the copies of earlier agents by then, and has no other child.
+    let first = hold(&first);
+    eventually_switched(&first);
+    let contained = ["unshare", "--pid", "--fork", "--kill-child"];
+    let slow = Run::new(&slow, ["texts"]).plain().behind(contained).hold();
     let mut said = String::new();
     eventually("its tracer is killed", || {
         for tracer in children(agent.pid()) {
@@ -129,14 +135,15 @@ fn the_penalty_of_a_containers_root_is_not_roots() {
             let _ended = rustix::process::kill_process(tracer, rustix::process::Signal::KILL);
         }
         said = agent.err_text();
-        said.contains(&format!(" {} (rule a)", theirs.pid()))
+        said.contains("cannot attach slow ")
     });
-    assert!(said.contains("cannot attach "), "{said}");
-    let copy = files.program("hold", 4, "a/root");
-    let roots = hold(&copy);
-    eventually_switched(&roots);
+    let theirs = Run::new(&theirs, ["7"]).plain().behind(contained).hold();
+    let ours = hold(&ours);
+    eventually_switched(&ours);
+    let [inner] = children(theirs.pid())[..] else { panic!("one process in the container") };
+    assert_eq!(switched(inner), 0, "{}", agent.err_text());
     stop(agent);
-    for held in [roots, theirs] {
+    for held in [first, slow, theirs, ours] {
         held.finish().assert_code(7);
     }
 }

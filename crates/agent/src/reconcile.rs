@@ -40,7 +40,7 @@ use crate::pod_watch::{PodWatch, Told};
 use crate::pods::Pods;
 use crate::processes::{Examiner, Process, every};
 use crate::rules::{LAUNCHED, Rule, Rules};
-use crate::state::{State, Store, Whose};
+use crate::state::{Quarantined, State, Store, Whose};
 use crate::treat::Outcome;
 use crate::verdicts::Verdicts;
 use crate::young::Young;
@@ -188,6 +188,8 @@ pub struct Agent<'a> {
     _alone: Option<Locked>,
     state: State,
     stamp: Option<Stamp>,
+    /// The crashes that are not in the file of the state.
+    unwritten: Vec<Quarantined>,
     daily: Daily,
     canaries: Option<Canaries>,
     verdicts: Verdicts,
@@ -247,6 +249,7 @@ impl<'a> Agent<'a> {
             _alone: alone,
             state: State::default(),
             stamp: None,
+            unwritten: Vec::new(),
             daily: Daily::new(state),
             canaries: None,
             verdicts: Verdicts::default(),
@@ -455,6 +458,7 @@ impl<'a> Agent<'a> {
     /// Reads the state if somebody has changed it. Returns false if it cannot be read at the moment: a build may be in quarantine.
     fn read_state(&mut self) -> bool {
         let Some(store) = &self.store else { return true };
+        // A store without a file has no stamp, and is read again each time.
         let stamp = store.stamp();
         if stamp == self.stamp && stamp.is_some() {
             return true;
@@ -469,9 +473,10 @@ impl<'a> Agent<'a> {
             }
         };
         self.stamp = stamp;
-        let unwritten = self.stamp.is_none() && problem.is_none();
-        // If no state could be written to the file, only the memory holds it.
-        if !unwritten && state != self.state {
+        let mut state = state;
+        // What could not be written to the file counts as long as this agent runs.
+        self.unwritten.iter().for_each(|one| state.add(one.clone()));
+        if state != self.state {
             self.state = state;
             self.decide_anew();
         }
@@ -491,7 +496,8 @@ impl<'a> Agent<'a> {
             Ok(read) => read,
             Err(why) => return self.say_once("verdicts", Level::Warning, why),
         };
-        self.verdicts_stamp = canaries.stamp();
+        // The stamp is older than the content: a change in between is read the next time.
+        self.verdicts_stamp = stamp;
         if verdicts != self.verdicts {
             self.verdicts = verdicts;
             self.decide_anew();
@@ -658,6 +664,10 @@ impl<'a> Agent<'a> {
                 Some(known) if known.identity == identity => {}
                 // The process began a program, and the event's time is known.
                 _ if self.begun.contains(pid) => {}
+                // A process whose first thread has ended shows no program. Its crash may still be told.
+                Some(known)
+                    if identity.program() == 0
+                        && known.identity.start_time == identity.start_time => {}
                 Some(known) => {
                     // The process runs another program, but the time of its exec is not known.
                     executed.insert(pid);
@@ -668,6 +678,10 @@ impl<'a> Agent<'a> {
                     self.known.insert(pid, Known::new(identity, now));
                 }
             }
+        }
+        if alive.is_empty() {
+            // /proc cannot be listed at the moment: this process at least is alive.
+            return;
         }
         // perf may report no execs, or lose a report.
         self.guard.forget_executed(&executed);
@@ -692,6 +706,8 @@ impl<'a> Agent<'a> {
         }
         self.read_verdicts();
         let in_canary = self.see_canary();
+        let wanted = self.agenda.wanted.iter().enumerate();
+        let waiting: HashMap<Pid, usize> = wanted.map(|(at, one)| (one.pid, at)).collect();
         for pid in due {
             let Some(known) = self.known.get_mut(&pid) else { continue };
             let member = (pid.as_raw_nonzero().get(), known.identity.start_time);
@@ -700,11 +716,23 @@ impl<'a> Agent<'a> {
                 continue;
             }
             known.due = None;
-            let Ok(process) = ProcDir::of(pid) else { continue };
-            let facts = self.examiner.process(&process);
-            let Some(facts) = facts.filter(|facts| facts.identity == known.identity) else {
+            let process = ProcDir::of(pid).ok();
+            let seen = process.and_then(|it| self.examiner.process(&it).map(|facts| (it, facts)));
+            let Some((process, facts)) = seen else {
+                // It has ended, or it cannot be read at the moment.
+                let lives = rustix::process::test_kill_process(pid) != Err(rustix::io::Errno::SRCH);
+                known.due = lives.then(|| now + EVERY);
                 continue;
             };
+            if facts.identity != known.identity {
+                continue;
+            }
+            if facts.pod_uid.is_some() && self.rules.want_pods() && !self.examiner.pods.is_complete
+            {
+                // A rule about pods may take the process out.
+                known.due = Some(now + PAUSE);
+                continue;
+            }
             known.pod_uid.clone_from(&facts.pod_uid);
             let age = known.begun.map_or_else(|| age(&facts), |begun| now.duration_since(begun));
             let settled = age >= times::settled();
@@ -734,7 +762,12 @@ impl<'a> Agent<'a> {
                     Some(now + times::settled().saturating_sub(age))
                 };
             }
-            self.agenda.wanted.push_back(Wanted { pid, facts, by });
+            let wanted = Wanted { pid, facts, by };
+            match waiting.get(&pid) {
+                // It waits already, with the facts of an earlier look.
+                Some(&at) => self.agenda.wanted[at] = wanted,
+                None => self.agenda.wanted.push_back(wanted),
+            }
         }
     }
 

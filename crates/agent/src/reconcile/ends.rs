@@ -44,20 +44,26 @@ impl Agent<'_> {
             );
             journal::crash(&text, pid, &entry.build.build_id, &entry.rule);
             self.say(Level::Error, &text);
-            self.end_canary_of(&entry.build);
+            self.end_canary_of(&entry, pid);
             self.state.add(entry.clone());
             if let Some(store) = &self.store {
-                let problem = match store.update(|state| state.add(entry.clone())) {
+                self.unwritten.push(entry);
+                let all = &self.unwritten;
+                let updated = store.update(|state| {
+                    all.iter().for_each(|one| state.add(one.clone()));
+                });
+                let problem = match updated {
                     Ok((state, problem)) => {
                         self.state = state;
-                        self.state.add(entry);
                         problem
                     }
                     Err(why) => Some(why),
                 };
-                // Somebody may have changed the file since, so it is read again. If the crash could not be written to
-                // the file, it counts until the agent ends.
-                self.stamp = problem.as_ref().and_then(|_| store.stamp());
+                // A crash that could not be written to the file counts until the agent ends, and is written with the next.
+                let written = store.look().unwrap_or_default();
+                self.unwritten.retain(|one| !written.quarantine.contains(one));
+                // Somebody may have changed the file since, so it is read again.
+                self.stamp = None;
                 self.say_once("state", Level::Warning, problem.unwrap_or_default());
             }
             self.say_trips();

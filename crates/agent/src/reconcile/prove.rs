@@ -20,11 +20,12 @@ use tiexec_sys::procfs::ProcDir;
 
 use super::children::{spawn, tiexecctl};
 use super::{Agent, Level};
+use crate::canary::Canaries;
 use crate::guard::Held;
 use crate::jvm::{Patience, Report};
 use crate::measure::Measure;
 use crate::processes::{Process, every};
-use crate::state::Build;
+use crate::state::Quarantined;
 use crate::treat::Made;
 use crate::verdicts::AGAIN;
 
@@ -153,11 +154,13 @@ impl Agent<'_> {
         self.take_verdict();
     }
 
-    /// Ends the canary of a build that has crashed.
-    pub(super) fn end_canary_of(&self, build: &Build) {
-        if let Some(proving) =
-            self.proofs.running.as_ref().filter(|proving| proving.of.made.build == *build)
-        {
+    /// Ends the canary of a build that has crashed. The crash of a user's process that the canary does not switch says nothing
+    /// about its processes.
+    pub(super) fn end_canary_of(&self, crashed: &Quarantined, pid: Pid) {
+        let Some(proving) = &self.proofs.running else { return };
+        let members = self.canaries.as_ref().map(Canaries::members).unwrap_or_default();
+        let is_member = members.iter().any(|&(number, _)| number == pid.as_raw_nonzero().get());
+        if proving.of.made.build == crashed.build && (crashed.uid.is_none() || is_member) {
             proving.stop();
         }
     }
@@ -182,9 +185,14 @@ impl Agent<'_> {
         {
             return;
         }
+        if !self.read_state() {
+            return;
+        }
         let Some(of) = self.proofs.waiting.pop_front() else { return };
         let measure = self.measure_of(&of);
-        if measure.is_none() || self.state.is_off(&of.rule) {
+        let mut crashed = self.state.quarantine.iter().filter(|one| one.uid.is_none());
+        let is_crashed = crashed.any(|one| one.build == of.made.build);
+        if measure.is_none() || self.state.is_off(&of.rule) || is_crashed {
             return;
         }
         self.watch_all(&of);

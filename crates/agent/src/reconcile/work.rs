@@ -31,6 +31,8 @@ const MOST_FIRST: usize = 4096;
 const REMEMBERED: Duration = Duration::from_secs(3600);
 /// The time for which the agent works on no process of a user, after the work on one of them did not finish.
 const PENALTY: Duration = Duration::from_secs(3600);
+/// How long the agent counts the copies of users' processes when it starts.
+const LONGEST_COUNT: Duration = Duration::from_secs(10);
 /// Most files whose builds are cached.
 const MOST_BUILDS: usize = 1024;
 
@@ -351,7 +353,14 @@ impl Agent<'_> {
         for one in &self.agenda.wanted {
             of_users.entry(one.payer()).or_default().push(one.pid);
         }
+        // Users together have some seconds, and come last. The copies of others are counted when the agent works on them.
+        let mut of_users: Vec<_> = of_users.into_iter().collect();
+        of_users.sort_by_key(|(payer, _)| payer.is_some());
+        let begun = Instant::now();
         for (payer, pids) in of_users {
+            if payer.is_some() && begun.elapsed() > LONGEST_COUNT {
+                break;
+            }
             let Ok(told) = treat::copies_of(&pids) else {
                 self.agenda.refused.extend(payer.map(|whose| (whose, Instant::now())));
                 continue;
