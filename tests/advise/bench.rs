@@ -201,6 +201,14 @@ fn commands_that_fail() {
     let silent = ctl(["bench", "-r", "6", "--", "false"]);
     assert_eq!(silent.err().lines().count(), 1, "{silent}");
     // `--ignore-failure` does not help if tiexec refuses an option.
+    let own = std::process::id().to_string();
+    for option in ["--follow", "--settle=5s", "--for=5s"] {
+        let option = format!("--option={option}");
+        let words = ["bench", "-r", "6", &option, "--metric", "echo 1", "--attach", &own];
+        let refused = ctl(words);
+        refused.assert_code(2);
+        assert!(refused.err().contains("fix: leave out --follow"), "{refused}");
+    }
     let refused = ctl(["bench", "-r", "6", "--option=--nonsense", "--", "true"]);
     refused.assert_code(1);
     assert!(refused.err().contains("; fix: leave out the --option that tiexec refuses"));

@@ -71,7 +71,7 @@ impl Distrust {
 
     /// Returns whether another user could have chosen the file or the directory.
     pub fn is_of_others(&self) -> bool {
-        self.source.is_none() && ![KIND, FILE, RELATIVE].contains(&&*self.what)
+        self.source.is_none() && ![IRREGULAR, FILE, RELATIVE].contains(&&*self.what)
     }
 
     /// Returns the command or action that removes the defect.
@@ -92,7 +92,7 @@ impl Distrust {
 /// Defects that no change of the directory can remove.
 const LINK: &str = "is a symbolic link";
 const FILE: &str = "is not a directory";
-const KIND: &str = "is not a regular file";
+const IRREGULAR: &str = "is not a regular file";
 const RELATIVE: &str = "is a relative path";
 const MOVABLE: &str = "is behind a directory that others may move";
 /// The beginning of the text for a link that is not followed.
@@ -209,7 +209,7 @@ pub fn open_file(path: &Path, rule: &Rule<'_>) -> Result<File, Distrust> {
                     false => Err(distrust(&path, format_args!("{OWNED} {}", stat.st_uid))),
                 };
             }
-            _ => return Err(distrust(&path, KIND)),
+            _ => return Err(distrust(&path, IRREGULAR)),
         }
     }
     Err(failed(&path, "open", rustix::io::Errno::LOOP))

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
+use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::locked_target::{LOOKING, Lasts, has_text_of_ours};
 use tiexec_engine::programs;
 use tiexec_remap::{systemd_units, workers};
@@ -61,7 +62,18 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     // A second Ctrl-C must not end the revert. The child that reverts inherits the ignored signal.
     process::ignore_interrupts();
     let reverted = slices.switch(Arm::Plain);
-    slices.note("no longer alternates");
+    // Its children inherit copies.
+    let mut children = Tree::of(&[pid]).walk(true);
+    children.retain(|&child| {
+        child != pid && ProcDir::of(child).is_ok_and(|process| has_text_of_ours(&process))
+    });
+    if !children.is_empty() {
+        let _said = attach::switch(&children, None, Lasts::UntilUndone, None);
+    }
+    slices.note(match has_text_of_ours(&slices.process) {
+        true => "no longer alternates, and is left on copies",
+        false => "no longer alternates, and is on base pages",
+    });
     if reverted.is_err() && has_text_of_ours(&slices.process) {
         warn(format_args!(
             "process {} is left with text on huge pages; fix: tiexecctl revert {0}",
@@ -133,9 +145,12 @@ impl Slices<'_> {
             Arm::Tiexec => attach::run(&self.attach),
         };
         self.switched = true;
+        if status != exit::OK {
+            return Err(status);
+        }
         // The journal has the first attach, whose addresses the later ones repeat.
         self.attach.common.lasts = Lasts::OneSlice;
-        if status == exit::OK { Ok(()) } else { Err(status) }
+        Ok(())
     }
 
     /// Writes into the journal what happens to the process.
@@ -223,6 +238,14 @@ fn attach_of(options: &Bench, pid: Pid) -> Result<Attach, u8> {
     else {
         return Err(exit::USAGE);
     };
+    let stays = ["follow", "settle"].into_iter().any(|key| attach.settings.say(key));
+    if stays || attach.for_.is_some() || attach.wait_exec {
+        warn(
+            "cannot alternate with an attach that waits, follows or reverts by itself; fix: leave out --follow, --settle, \
+             --for and --wait-exec",
+        );
+        return Err(exit::USAGE);
+    }
     // Huge page cache would stay after a revert, so the bench uses copies.
     let copies = (!attach.settings.say("backing")).then(|| ("backing", Some("image".to_owned())));
     Ok(Attach {

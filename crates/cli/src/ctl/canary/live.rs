@@ -1,6 +1,6 @@
 //! The processes of a canary, which all switch together and are all reverted at the end.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use tiexec_agent::canary::{Member, Runner, Turn};
@@ -9,6 +9,8 @@ use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::cgroup::Units;
 use tiexec_core::proc::maps;
+use tiexec_engine::follow::tree::Tree;
+use tiexec_engine::identity::Identity;
 use tiexec_engine::locked_target::{LONGEST, LOOKING, Lasts, look_for_text_of_ours, start_time};
 use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
@@ -34,6 +36,8 @@ pub(super) struct Live<'a> {
     pub(super) turn: Turn<'a>,
     /// All processes that the canary has switched.
     members: BTreeSet<Member>,
+    /// The programs of which the journal has an attach.
+    told: HashSet<(i32, Identity)>,
     /// The processes that the user named by their IDs.
     named: Option<BTreeSet<Member>>,
     /// The process that used the most processor time.
@@ -96,6 +100,7 @@ impl<'a> Live<'a> {
             settings,
             turn,
             members: BTreeSet::new(),
+            told: HashSet::new(),
             main,
             copied: None,
             eldest,
@@ -276,10 +281,11 @@ impl<'a> Live<'a> {
             if pids.is_empty() {
                 break;
             }
-            // The journal has the first attach to each process, whose addresses the later ones repeat.
-            let (known, new): (Vec<Pid>, Vec<Pid>) = pids
-                .iter()
-                .partition(|pid| member(pid).is_some_and(|pid| self.members.contains(&pid)));
+            // The journal has the first attach to each program, whose addresses the later ones repeat.
+            let is_known = |pid: &Pid| {
+                arm == Arm::Plain || program(pid).is_some_and(|it| self.told.contains(&it))
+            };
+            let (known, new): (Vec<Pid>, Vec<Pid>) = pids.iter().partition(|pid| is_known(pid));
             if arm == Arm::Tiexec {
                 self.members.extend(pids.iter().filter_map(member));
                 self.turn.note(&self.members).map_err(|why| {
@@ -292,6 +298,9 @@ impl<'a> Live<'a> {
                 let status = attach::switch(&pids, settings, lasts, until);
                 if until.is_some_and(|until| Instant::now() >= until) {
                     return Ok(false);
+                }
+                if status == exit::OK {
+                    self.told.extend(pids.iter().filter_map(program));
                 }
                 match status {
                     exit::OK | exit::PARTIAL | exit::GONE => {}
@@ -353,14 +362,20 @@ impl<'a> Live<'a> {
             Pid::from_raw(pid)
                 .filter(|pid| member(pid) == Some((pid.as_raw_nonzero().get(), begun)))
         };
-        let left = |pids: Vec<Pid>| -> Vec<Pid> {
-            pids.into_iter().filter(|&pid| self.state(pid) == Some(true)).collect()
+        // The members' children inherit copies, and may belong to no selection.
+        let left = || -> Vec<Pid> {
+            let alive: Vec<Pid> = self.members.iter().filter_map(lives).collect();
+            let all = Tree::of(&alive).walk(true).into_iter();
+            all.filter(|&pid| self.state(pid) == Some(true)).collect()
         };
-        let others = left(self.members.iter().filter_map(lives).collect());
-        if !others.is_empty() {
+        for _ in 0..LOOKS {
+            let others = left();
+            if others.is_empty() {
+                break;
+            }
             let _said = attach::switch(&others, None, Lasts::UntilUndone, None);
         }
-        match left(others).first() {
+        match left().first() {
             None => {
                 self.turn.clear();
                 Ok(())
@@ -373,6 +388,12 @@ impl<'a> Live<'a> {
             }
         }
     }
+}
+
+/// Returns the process and the program that it runs, if it is alive.
+fn program(pid: &Pid) -> Option<(i32, Identity)> {
+    let process = ProcDir::of(*pid).ok()?;
+    Some((pid.as_raw_nonzero().get(), Identity::of(&process)?))
 }
 
 /// Returns the process and its start time, if it is alive and runs a program.

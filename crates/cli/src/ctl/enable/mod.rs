@@ -22,7 +22,7 @@ use tiexec_remap::host_pages;
 use tiexec_sys::thp;
 
 use super::targets::select;
-use super::{attach, print, told};
+use super::{attach, print, told, warm};
 use crate::exit;
 use crate::options::{Ctl, CtlCommand, Disable, Enable, Revert, Targets};
 use crate::stdio::{answer, warn};
@@ -609,17 +609,24 @@ fn attach_command(
     Ctl::try_parse_from(words).map(|ctl| ctl.command)
 }
 
+/// Programs that execute another one, and stay in no process.
+const WRAPPERS: [&str; 10] = [
+    "tiexec", "env", "numactl", "taskset", "chrt", "nice", "ionice", "setpriv", "stdbuf", "setarch",
+];
+
 /// Returns the program to warm: the program of the running service, or else of `ExecStart=`.
 ///
 /// # Errors
 /// Both are scripts, or programs that execute another one.
 fn program(manager: Manager, unit: &manager::Unit) -> Result<String, String> {
+    let is_wrapper = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default();
+        WRAPPERS.iter().any(|wrapper| name == *wrapper)
+    };
+    // Root's units open the file at each start, so no other user may choose it.
     let stays = |path: &PathBuf| {
-        !wait_exec::executes_another(path.as_os_str().as_encoded_bytes())
-            && fs::File::open(path).is_ok_and(|mut file| {
-                let mut magic = [0; 4];
-                io::Read::read_exact(&mut file, &mut magic).is_ok() && &magic == b"\x7fELF"
-            })
+        let executes_another = wait_exec::executes_another(path.as_os_str().as_encoded_bytes());
+        !executes_another && !is_wrapper(path) && warm::is_trusted_elf(path)
     };
     let running = manager.running_program(&unit.name).filter(stays);
     let program = running.or_else(|| unit.program.clone().filter(stays));
@@ -627,7 +634,8 @@ fn program(manager: Manager, unit: &manager::Unit) -> Result<String, String> {
     program.ok_or_else(|| {
         let fix = format!("systemctl start {}, then enable it again", unit.name.shown());
         format!(
-            "cannot tell which program it runs: ExecStart= names a script or a shell; fix: {fix}"
+            "cannot tell which program it runs: ExecStart= names a script, a program that executes another one, or a file that \
+             another user could replace; fix: {fix}"
         )
     })
 }
