@@ -60,8 +60,12 @@ impl Agent<'_> {
                     Err(why) => Some(why),
                 };
                 // A crash that could not be written to the file counts until the agent ends, and is written with the next.
-                let written = store.look().unwrap_or_default();
-                self.unwritten.retain(|one| !written.quarantine.contains(one));
+                let written = store.look().unwrap_or_default().quarantine;
+                self.unwritten.retain(|one| {
+                    !written
+                        .iter()
+                        .any(|kept| kept.build == one.build && kept.whose() == one.whose())
+                });
                 // Somebody may have changed the file since, so it is read again.
                 self.stamp = None;
                 self.say_once("state", Level::Warning, problem.unwrap_or_default());

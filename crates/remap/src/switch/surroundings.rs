@@ -138,9 +138,12 @@ impl Shared<'_> {
         read.is_ok() && pagemap::is_present(u64::from_ne_bytes(word))
     }
 
-    /// Returns whether the whole of `range` is mapped; true if that cannot be read.
+    /// Returns whether the whole of `range` is mapped; true if that cannot be read. Other threads that map memory can tear the text
+    /// of maps, so it is read several times.
     pub(super) fn is_mapped_whole(&self, range: AddrRange) -> bool {
-        let vmas = self.space.maps().ok().and_then(|text| maps::parse(&text).ok());
+        const TRIES: usize = 8;
+        let read = |_| self.space.maps().ok().and_then(|text| maps::parse(&text).ok());
+        let vmas = (0..TRIES).find_map(read);
         vmas.is_none_or(|vmas| {
             let parts = vmas.iter().filter_map(|vma| vma.range.intersection(range));
             parts.map(|part| part.len()).sum::<u64>() == range.len()
