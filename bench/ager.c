@@ -1,7 +1,9 @@
 /* ager MIB FILE: holds MIB of memory in pieces of random sizes, up to 256 KiB. For each line on its input, a number of seconds, it ages the
    cgroup or the machine that it is in: it gives a random piece back, maps and touches another one, and reads a random part of FILE after
    every eighth. Then it says how many pages it touched, and how long a piece took, in nanoseconds: the median, the 99th percentile and the
-   longest. FILE is larger than the memory that is left, so that the page cache is always full. */
+   longest. FILE is larger than the memory that is left, so that the page cache is always full.
+   For the line "fragment" it puts a page that the kernel cannot move in the place of one page of each piece, gives every second piece
+   back, and says "fragmented". Then the free memory is in pieces, and stays so. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -12,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, LARGEST = 64, READ = 512 * 1024, KEPT = 1 << 20 };
+enum { PAGE = 4096, LARGEST = 64, READ = 512 * 1024, KEPT = 1 << 20, PIPE = 1 << 20 };
 
 struct piece {
     char *at;
@@ -45,6 +47,21 @@ static void map(struct piece *piece, size_t pages)
         piece->at[page * PAGE] = 1;
 }
 
+/* Fills one more page of a pipe: memory of the kernel. */
+static void pin(void)
+{
+    static const char page[PAGE];
+    static int pipes[2], room;
+    if (!room) {
+        if (pipe(pipes) || fcntl(pipes[1], F_SETPIPE_SZ, PIPE) < 0)
+            exit(1);
+        room = PIPE / PAGE;
+    }
+    if (write(pipes[1], page, PAGE) != PAGE)
+        exit(1);
+    room--;
+}
+
 static int compare(const void *a, const void *b)
 {
     unsigned x = *(const unsigned *)a, y = *(const unsigned *)b;
@@ -69,6 +86,17 @@ int main(int argc, char **argv)
     puts("filled");
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
+        if (!strcmp(line, "fragment\n")) {
+            for (size_t piece = 0; piece < count; piece++) {
+                munmap(pieces[piece].at, PAGE);
+                pin();
+            }
+            for (size_t piece = 0; piece < count; piece += 2)
+                munmap(pieces[piece].at, pieces[piece].pages * PAGE);
+            puts("fragmented");
+            fflush(stdout);
+            continue;
+        }
         unsigned long until = now() + strtod(line, 0) * 1e9, pages = 0, done = 0;
         for (unsigned long begin; (begin = now()) < until; done++) {
             struct piece *piece = &pieces[chance(count)];
