@@ -52,24 +52,22 @@ impl Armed {
     /// Ends the helper, for an exec that failed. The helper's death detaches it from this process, which runs and
     /// so is not affected.
     pub fn disarm(self) {
-        end_helper(self.helper);
+        end_helper(self.helper, None);
     }
-}
-
-fn end_helper(helper: Pid) -> Option<Wait> {
-    let _already_gone = process::kill(helper);
-    process::wait(helper).ok()
 }
 
 /// The longest wait for the end of a helper that has not answered.
 const LONGEST_END: Duration = Duration::from_millis(50);
 
-/// As [`end_helper`], but goes on without the helper's end if it does not come in time. A helper that closes what it has inherited
-/// may wait for a server that never answers (FUSE, NFS). It stays a child of the program, which no `wait` without `__WALL` sees, and
+/// Kills the helper and waits for its end, at most as long as `patience` says. A helper that closes what it has inherited may wait
+/// for a server that never answers (FUSE, NFS). Then it stays a child of the program, which no `wait` without `__WALL` sees, and
 /// never returns to user mode.
-fn end_helper_within(helper: Pid, patience: Duration) -> Option<Wait> {
+fn end_helper(helper: Pid, patience: Option<Duration>) -> Option<Wait> {
     let _already_gone = process::kill(helper);
-    process::wait_until(helper, Instant::now() + patience).ok().flatten()
+    match patience {
+        None => process::wait(helper).ok(),
+        Some(patience) => process::wait_until(helper, Instant::now() + patience).ok().flatten(),
+    }
 }
 
 /// The parameters of [`arm`].
@@ -127,7 +125,8 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
             match answer {
                 Ok(()) => Ok(Armed { helper, _channel: ours }),
                 Err(mut why) => {
-                    let end = end_helper_within(helper, LONGEST_END);
+                    // A filter may kill for the pauses between two looks.
+                    let end = end_helper(helper, (!arming.rehearse).then_some(LONGEST_END));
                     if why.reason == FailureKind::HelperDied && end == Some(Wait::Killed(c::SIGSYS))
                     {
                         why = Failure::new(FailureKind::Seccomp, FILTER_KILLS);
@@ -368,7 +367,7 @@ pub fn try_seize() -> Result<(), SysError> {
         },
         Fork::Parent(child) => {
             let done = ptrace::seize(child, Options::default());
-            end_helper(child);
+            end_helper(child, None);
             done
         }
     }

@@ -286,10 +286,14 @@ impl Begun {
     /// Waits until a companion that a subreaper got has ended. If the subreaper reaps it at once, its ID may have been
     /// reused, so the wait is short.
     fn see_end(&mut self, pid: Option<Pid>) {
+        // Under a filter, the launch makes no call that it need not make.
+        if ProcDir::this_may_have_filters() {
+            let _end = self.channel.read_to_end(&mut Vec::new());
+            return;
+        }
         let _end = self.hear_of_watch(&mut Vec::new());
-        // The kernel closes its descriptors a moment before it has ended. Under a filter, the launch makes no call that
-        // it need not make.
-        if let Some(pid) = pid.filter(|_| !ProcDir::this_may_have_filters())
+        // The kernel closes its descriptors a moment before it has ended.
+        if let Some(pid) = pid
             && let Ok(pidfd) = process::open_pidfd(pid)
         {
             let _ended = wait_for_end(Some(pidfd.as_fd()), Some(PATIENCE / 50));
