@@ -464,7 +464,7 @@ impl<'a> Agent<'a> {
             return true;
         }
         // The stamp is older than the content: a change in between is read the next time.
-        let (state, problem) = match store.load() {
+        let (mut state, problem) = match store.load() {
             Ok(loaded) => loaded,
             Err(why) => {
                 let text = format!("begins nothing, because it {why}");
@@ -473,8 +473,7 @@ impl<'a> Agent<'a> {
             }
         };
         self.stamp = stamp;
-        let mut state = state;
-        // What could not be written to the file counts as long as this agent runs.
+        // A crash that could not be written to the file counts as long as this agent runs.
         self.unwritten.iter().for_each(|one| state.add(one.clone()));
         if state != self.state {
             self.state = state;

@@ -1,4 +1,4 @@
-//! The process and the user at the other end of a unix(7) socket.
+//! Options of sockets: the process and the user at the other end of a unix(7) socket, and how a receiving call waits.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -15,18 +15,8 @@ const SO_PEERPIDFD: i32 = 77;
 /// ENOPROTOOPT before Linux 6.5. ENODATA, EINVAL or ESRCH if the process has ended (`sk_getsockopt` in
 /// `net/core/sock.c`). EMFILE.
 pub fn pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, SysError> {
-    let (mut fd, mut len) = (-1, size_of::<i32>() as libc::socklen_t);
-    // SAFETY: the kernel writes at most `len` bytes to the live integer, and the length to the other one.
-    let returned = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_PEERPIDFD,
-            (&raw mut fd).cast(),
-            &raw mut len,
-        )
-    };
-    check("getsockopt(SO_PEERPIDFD)", returned.into())?;
+    // SAFETY: every value of the bytes is an integer.
+    let fd = unsafe { option(socket, "getsockopt(SO_PEERPIDFD)", SO_PEERPIDFD, -1_i32) }?;
     // SAFETY: the call succeeded, so `fd` is a new descriptor that nobody else owns.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
@@ -38,20 +28,45 @@ pub fn pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, SysError> {
 /// # Errors
 /// ENOTSOCK, EBADF.
 pub fn credentials(socket: BorrowedFd<'_>) -> Result<(Option<Pid>, u32), SysError> {
-    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes to the live structure, and the length to the integer.
+    let none = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    // SAFETY: every value of the bytes is three integers.
+    let peer = unsafe { option(socket, "getsockopt(SO_PEERCRED)", libc::SO_PEERCRED, none) }?;
+    Ok((Pid::from_raw(peer.pid), peer.uid))
+}
+
+/// `getsockopt(SOL_SOCKET, SO_RCVLOWAT)` — returns for how many bytes a receiving call on a stream waits (socket(7)).
+///
+/// # Errors
+/// ENOTSOCK, EBADF.
+pub fn least_received(socket: BorrowedFd<'_>) -> Result<i32, SysError> {
+    // SAFETY: every value of the bytes is an integer.
+    unsafe { option(socket, "getsockopt(SO_RCVLOWAT)", libc::SO_RCVLOWAT, 0_i32) }
+}
+
+/// `getsockopt(SOL_SOCKET, …)` — returns the value of an option; what the kernel does not write stays as in `value`.
+///
+/// # Safety
+/// Every value of the bytes of a `T` must be a `T`.
+unsafe fn option<T>(
+    socket: BorrowedFd<'_>,
+    call: &'static str,
+    name: i32,
+    mut value: T,
+) -> Result<T, SysError> {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes to the live value, which stays valid as the caller says, and the length to the
+    // live integer.
     let returned = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut peer).cast(),
+            name,
+            (&raw mut value).cast(),
             &raw mut len,
         )
     };
-    check("getsockopt(SO_PEERCRED)", returned.into())?;
-    Ok((Pid::from_raw(peer.pid), peer.uid))
+    check(call, returned.into())?;
+    Ok(value)
 }
 
 #[cfg(test)]

@@ -379,30 +379,14 @@ pub fn socket_wait(fd: BorrowedFd<'_>, direction: Direction) -> SocketWait {
         Direction::Receive => Timeout::Recv,
         Direction::Send => Timeout::Send,
     };
-    if direction == Direction::Receive && least_received(fd).is_some_and(|bytes| bytes > 1) {
+    let waits_for_more = || crate::peer::least_received(fd).is_ok_and(|bytes| bytes > 1);
+    if direction == Direction::Receive && waits_for_more() {
         return SocketWait::ForMore;
     }
     match socket_timeout(fd, which) {
         Ok(None) | Err(rustix::io::Errno::NOTSOCK) => SocketWait::Plain,
         Ok(Some(_)) | Err(_) => SocketWait::Limited,
     }
-}
-
-/// Returns `SO_RCVLOWAT` of a socket.
-fn least_received(fd: BorrowedFd<'_>) -> Option<i32> {
-    let (mut bytes, mut len) = (0_i32, size_of::<i32>() as libc::socklen_t);
-    // SAFETY: The kernel writes at most `len` bytes to `bytes`, which are as many as it has, and the length to `len`. Both live
-    // until the call returns.
-    let done = unsafe {
-        libc::getsockopt(
-            fd.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVLOWAT,
-            (&raw mut bytes).cast(),
-            &raw mut len,
-        )
-    };
-    (done == 0).then_some(bytes)
 }
 
 /// Returns whether `fd` is one of a pair of datagram sockets of unix(7) that the process `pid` made (`SO_DOMAIN`,

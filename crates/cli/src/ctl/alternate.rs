@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use tiexec_agent::state;
+use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::journal;
 use tiexec_engine::locked_target::look_for_text_of_ours;
 use tiexec_sys::Pid;
@@ -26,6 +27,15 @@ pub(super) enum Arm {
 pub(super) fn note(command: &str, subject: &str, pid: Pid, what: &str) {
     let uid = rustix::process::getuid().as_raw();
     journal::note(command, &format!("{command} by uid {uid}: {subject} {what}"), pid);
+}
+
+/// Returns which of these processes and their descendants are on copies. Processes that are forked in a slice inherit them.
+pub(super) fn on_copies(pids: &[Pid]) -> Vec<Pid> {
+    let mut all = Tree::of(pids).walk(true);
+    all.retain(|&pid| {
+        ProcDir::of(pid).is_ok_and(|process| look_for_text_of_ours(&process) == Some(true))
+    });
+    all
 }
 
 /// Checks that no canary works on the process, and that the process has no text of TiExec's. `doing` is the verb of the

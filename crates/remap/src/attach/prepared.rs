@@ -277,10 +277,9 @@ pub(crate) fn prepare(
     let (edges, touched): (Vec<Span>, Vec<Span>) = by_cache.partition(|span| span.edge);
     prepared.touched = touched.iter().map(|span| span.range).collect();
     for edge in edges {
-        let vma = prepared.texts.texts.iter().find(|text| text.vma.range.overlaps(edge.range));
-        let vma = vma.map(|text| text.vma.clone());
+        let vma = prepared.texts.in_range(edge.range);
         let holds = vma
-            .map_or(Ok(()), |vma| must_hold_what_is_mapped(order, &prepared.texts, &vma, &[edge]));
+            .map_or(Ok(()), |vma| must_hold_what_is_mapped(order, &prepared.texts, vma, &[edge]));
         match holds {
             Ok(()) => prepared.edges.push(edge),
             Err(_) => attached.plan.give_up(edge.range, SkipReason::ModifiedText),

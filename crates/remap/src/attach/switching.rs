@@ -209,8 +209,8 @@ impl Switching<'_> {
 
     /// Returns the text VMA to which the edge belongs, and its file.
     fn text_at(&self, page: AddrRange) -> Option<(&Vma, &TargetFile)> {
-        let text = self.texts.texts.iter().find(|text| text.vma.range.overlaps(page))?;
-        Some((&text.vma, self.texts.file(&text.vma)?))
+        let vma = self.texts.in_range(page)?;
+        Some((vma, self.texts.file(vma)?))
     }
 }
 

@@ -161,6 +161,11 @@ impl Texts {
         self.texts.iter().find(|text| text.vma == *vma)
     }
 
+    /// Returns the text VMA that reaches into a range, such as into the huge page at its edge.
+    pub(super) fn in_range(&self, range: AddrRange) -> Option<&Vma> {
+        self.texts.iter().map(|text| &text.vma).find(|vma| vma.range.overlaps(range))
+    }
+
     /// Makes sure, right before text is replaced, that it is still there: another thread may have unmapped it during the stop
     /// (dlclose(3)) and mapped something else. The check takes no lock that keeps other threads from doing so afterwards.
     /// Before Linux 6.11 it would read all of maps, and is left out.
@@ -172,8 +177,7 @@ impl Texts {
         space: &AddressSpace,
         range: AddrRange,
     ) -> Result<(), Failure> {
-        let text = self.texts.iter().find(|text| text.vma.range.overlaps(range));
-        let Some(vma) = text.map(|text| &text.vma) else { return Ok(()) };
+        let Some(vma) = self.in_range(range) else { return Ok(()) };
         let Some(part) = vma.range.intersection(range) else { return Ok(()) };
         match space.mapping_at(part.start()) {
             Ok(Some(now)) if now.holds(vma, part) => Ok(()),

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use clap::Parser;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::stat;
-use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::locked_target::{LOOKING, Lasts, has_text_of_ours};
 use tiexec_engine::programs;
 use tiexec_remap::{systemd_units, workers};
@@ -62,11 +61,8 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     // A second Ctrl-C must not end the revert. The child that reverts inherits the ignored signal.
     process::ignore_interrupts();
     let reverted = slices.switch(Arm::Plain);
-    // Its children inherit copies.
-    let mut children = Tree::of(&[pid]).walk(true);
-    children.retain(|&child| {
-        child != pid && ProcDir::of(child).is_ok_and(|process| has_text_of_ours(&process))
-    });
+    let mut children = alternate::on_copies(&[pid]);
+    children.retain(|&child| child != pid);
     if !children.is_empty() {
         let _said = attach::switch(&children, None, Lasts::UntilUndone, None);
     }

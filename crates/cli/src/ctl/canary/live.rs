@@ -9,7 +9,6 @@ use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::cgroup::Units;
 use tiexec_core::proc::maps;
-use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::identity::Identity;
 use tiexec_engine::locked_target::{LONGEST, LOOKING, Lasts, look_for_text_of_ours, start_time};
 use tiexec_remap::{systemd_units, workers};
@@ -362,11 +361,13 @@ impl<'a> Live<'a> {
             Pid::from_raw(pid)
                 .filter(|pid| member(pid) == Some((pid.as_raw_nonzero().get(), begun)))
         };
-        // The members' children inherit copies, and may belong to no selection.
-        let left = || -> Vec<Pid> {
-            let alive: Vec<Pid> = self.members.iter().filter_map(lives).collect();
-            let all = Tree::of(&alive).walk(true).into_iter();
-            all.filter(|&pid| self.state(pid) == Some(true)).collect()
+        // The members' children may belong to no selection.
+        let left = || {
+            let mut left =
+                alternate::on_copies(&self.members.iter().filter_map(lives).collect::<Vec<_>>());
+            // A process that ends loses its mappings first, copies too.
+            left.retain(|pid| member(pid).is_some());
+            left
         };
         for _ in 0..LOOKS {
             let others = left();
