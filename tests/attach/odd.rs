@@ -115,6 +115,24 @@ fn a_leader_of_another_user_that_has_exited() {
     without_its_leader(run.behind(front).hold());
 }
 
+/// A signal handler runs on an alternate stack that is a local variable. TiExec's frames fit there, or they lie
+/// nowhere; the variables below it stay as they are.
+#[test]
+fn on_an_alternate_stack_among_local_variables() {
+    let held = situation(&copy(), &["local_stack"]);
+    let pid = held.pid();
+    let before = Before::of(pid);
+    let done = attach(pid);
+    if done.end().0 == Some(0) {
+        assert_switched(pid);
+        revert(pid).assert_code(0);
+    } else {
+        assert_refused(&done, 1, &["no_thread"]);
+    }
+    assert_untouched(pid, &before);
+    held.finish().assert_code(7);
+}
+
 /// Valgrind runs a program on stacks of its own, on which TiExec lays nothing.
 #[test]
 fn under_valgrind() {

@@ -122,6 +122,34 @@ static pthread_attr_t *guarded_by_regions(void)
     return &attr;
 }
 
+static void on_the_local_stack(int signal)
+{
+    (void)signal;
+    ready_and_wait();
+}
+
+/* Handles a signal on an alternate stack, while this function's data lie right below that. */
+static __attribute__((noinline)) void above_local_data(char *stack, size_t size)
+{
+    volatile unsigned char data[64 << 10];
+    memset((void *)data, 0x5a, sizeof data);
+    stack_t local = {.ss_sp = stack, .ss_size = size};
+    struct sigaction action = {.sa_handler = on_the_local_stack, .sa_flags = SA_ONSTACK};
+    if (sigaltstack(&local, NULL) || sigaction(SIGUSR1, &action, NULL) || raise(SIGUSR1))
+        _exit(BROKEN);
+    for (size_t i = 0; i < sizeof data; i++)
+        if (data[i] != 0x5a)
+            _exit(CORRUPT);
+}
+
+/* An alternate stack among the local variables of a function. */
+static __attribute__((noinline)) void local_stack(void)
+{
+    char stack[16 << 10] __attribute__((aligned(16)));
+    above_local_data(stack, sizeof stack);
+    __asm__ volatile("" : : "r"(stack) : "memory");
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
@@ -140,6 +168,10 @@ int main(int argc, char **argv)
     } else if (!strcmp(name, "guard_regions")) {
         pthread_create(&thread, guarded_by_regions(), rest, NULL);
         pthread_exit(NULL);
+    } else if (!strcmp(name, "local_stack")) {
+        local_stack();
+        check_or_die();
+        _exit(7);
     } else if (!strcmp(name, "vfork")) {
         fflush(stdout);
         pid = vfork();

@@ -373,10 +373,44 @@ pub fn frame_ground(
     let top = arch::below_red_zone(&stopped.registers)?;
     let at = arch::stack_pointer(&stopped.registers);
     let stack = snapshot.vma_at(at).filter(|vma| vma.perms.write && !vma.perms.shared)?;
-    if stack.name == b"[stack]" && stopped.tid == target.pid {
-        return Some((top, stack.range));
-    }
-    Some((top, thread_stack(snapshot, &target.space, stopped, stack.range)?))
+    let within = if stack.name == b"[stack]" && stopped.tid == target.pid {
+        stack.range
+    } else {
+        thread_stack(snapshot, &target.space, stopped, stack.range)?
+    };
+    let above = AddrRange::new(at, within.end())?;
+    let lowest = lowest_of_alternate_stacks(target.space.memory(), above)?;
+    Some((top, AddrRange::new(lowest.unwrap_or(within.start()).max(within.start()), within.end())?))
+}
+
+/// Returns the lowest address of the alternate signal stack (sigaltstack(2)) that a thread is on; `Some(None)` if it is on
+/// none. A program may have such a stack in a local variable or in TLS, with other data below it. `above` is what the
+/// thread has used of the mapping, from its stack pointer up. `None` if that cannot be read.
+///
+/// The kernel writes the alternate stack into each signal frame (`__save_altstack`, kernel/signal.c): `uc_flags`, `uc_link`,
+/// `ss_sp`, `ss_flags` and `ss_size`. Any words that look so count, because a ground that is too small does no harm.
+fn lowest_of_alternate_stacks(memory: &Memory, above: AddrRange) -> Option<Option<RemoteAddr>> {
+    /// No larger alternate stack is looked for, in bytes: a local variable is hardly as large as this.
+    const LARGEST: u64 = 1 << 20;
+    const WORD: u64 = 8;
+    /// `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS`; aarch64 has none.
+    const UC_FLAGS: u64 = 7;
+    let len = usize::try_from(above.len().min(LARGEST)).ok()?;
+    let mut bytes = vec![0; len];
+    memory.read(above.start(), &mut bytes).ok()?;
+    let at = above.start().get();
+    let is_around =
+        |start: u64, len: u64, at: u64| at.checked_sub(start).is_some_and(|into| into < len);
+    let bottoms = bytes.as_chunks().0.array_windows().enumerate().filter_map(|(index, words)| {
+        let [flags, link, start, _, len]: [u64; 5] = words.map(u64::from_ne_bytes);
+        let frame = at + index as u64 * WORD;
+        (flags <= UC_FLAGS
+            && link == 0
+            && is_around(start, len, at)
+            && is_around(start, len, frame))
+        .then(|| RemoteAddr::new(start))
+    });
+    Some(bottoms.max())
 }
 
 /// Returns the part of the mapping `within` that glibc or musl made this thread's stack. Such a stack has the
