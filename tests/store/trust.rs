@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use support::store::{self, IMAGES, add, ctl, names, own_run, set_up, tmpfs};
+use support::warm::run;
 use support::{Done, Kind, Public, Run, chmod, is_root, program, require};
 
 const NOBODY: u32 = 65534;
@@ -420,4 +421,35 @@ fn only_root_changes_the_systems_store_and_all_may_use_it() {
     let none = as_nobody(&public, &["add", &other.to_string_lossy()], "");
     none.assert_code(1);
     assert!(none.err().contains("not_stored") && none.err().contains("as root"), "{none}");
+}
+
+/// The next version of a squashfs may have the same device, inode and times for another program. Only a build ID tells
+/// the two apart.
+#[test]
+fn what_has_no_build_id_gets_no_image_from_a_file_system_that_was_made_whole() {
+    require!(is_root(), "a mount needs root");
+    require!(support::installed("mksquashfs").is_some(), "no mksquashfs (squashfs-tools)");
+    own_run();
+    set_up("64M");
+    let public = Public::new();
+    let tree = public.path().join("tree");
+    let (image, point) = (public.path().join("squashfs"), public.path().join("mnt"));
+    std::fs::create_dir_all(&tree).expect("a directory");
+    std::fs::create_dir(&point).expect("a mount point");
+    let (with, without) = (tree.join("with"), tree.join("without"));
+    std::fs::copy(program("hold", Kind::DynamicPie), &with).expect("a copy");
+    let section = "--remove-section=.note.gnu.build-id";
+    run("objcopy", &[section.as_ref(), &with, &without]);
+    run("mksquashfs", &[&tree, &image, "-quiet".as_ref(), "-all-time".as_ref(), "0".as_ref()]);
+    run("mount", &["-o".as_ref(), "loop,ro".as_ref(), &image, &point]);
+    assert_refused(&try_add(&point.join("without")), "store_refused", "build ID");
+    add(&point.join("with"));
+    // The program without a build ID gets a copy of its own.
+    let launch =
+        Run::new(point.join("without"), ["7"]).options(["--backing=image", "--deadline=2m"]);
+    let held = launch.hold();
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", held.pid())).expect("it lives");
+    assert!(maps.contains("/memfd:tiexec:without"), "{maps}");
+    held.finish().assert_code(7);
+    run("umount", &[&point]);
 }

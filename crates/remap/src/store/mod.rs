@@ -158,11 +158,13 @@ impl Store {
     /// 6.1, for `MADV_COLLAPSE` on shared memory; 5.14 if the tmpfs has `huge=advise`.
     pub fn find_or_build(&self, order: &BuildOrder<'_>) -> Result<StoredImage, Failure> {
         let wanted = Wanted::read(order.original, order.path, self.pages, order.bias)?;
-        if let Ok(image) = self.find_wanted(wanted)? {
-            return Ok(image);
-        }
+        let wanted = match self.find_wanted(wanted)? {
+            Ok(image) => return Ok(image),
+            Err(wanted) => wanted,
+        };
         let directory = self.place_for(order.original, order.path)?;
-        let _proof = proof::of(order.original, order.path, directory)?;
+        let has_build_id = wanted.key.build_id.is_some();
+        let _proof = proof::of(order.original, order.path, directory, has_build_id)?;
         // The proof covers only what is read after it.
         let wanted = Wanted::read(order.original, order.path, self.pages, order.bias)?;
         let file = build::build(directory, &wanted, order)?;

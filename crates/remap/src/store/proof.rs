@@ -5,7 +5,9 @@
 //! the first write makes a page dirty, and not at later writes to the page; on a tmpfs it never does. So an image may be
 //! made in three cases:
 //!
-//! - The file cannot change: it has fs-verity, or lies on a file system without writers.
+//! - The file cannot change: it has fs-verity, or lies on a file system without writers. The tools that make such file
+//!   systems choose inode numbers and times, and the kernel uses device numbers again. So the next version of the file may
+//!   have the same key, unless a build ID tells the two apart.
 //! - Nobody has the file open for writing while it is copied, and later writers have to open it again: a read lease
 //!   (fcntl(2)) shows that, because a mapping holds the file open. And the file system updates the times at the first
 //!   write through a new mapping (`file_update_time` in its `page_mkwrite`).
@@ -46,6 +48,7 @@ pub(super) fn of<'a>(
     original: &'a File,
     path: &Path,
     directory: &Directory,
+    has_build_id: bool,
 ) -> Result<Proof<'a>, Failure> {
     let refused = |what: &str| {
         let detail = format!("{} could change without a sign: {what}", path.shown());
@@ -53,6 +56,12 @@ pub(super) fn of<'a>(
     };
     let place = file_systems::of(original);
     let is_of = |kinds: &[&[u8]]| place.as_ref().is_some_and(|place| kinds.contains(&&*place.kind));
+    if is_of(&NEVER_CHANGE) && !has_build_id {
+        return Err(refused(
+            "it has no build ID, and such a file system often gives the next version of a file the same inode and times; \
+             fix: link it with --build-id",
+        ));
+    }
     if is_of(&NEVER_CHANGE) || is_of(&LOCAL) && has_verity(original) {
         return Ok(Proof { _lease: None });
     }
