@@ -67,28 +67,32 @@ pub struct Source<'a> {
 impl Source<'_> {
     /// Returns which of the file's bytes belong where in a huge page of a span.
     fn content(&self, page: &Span) -> Vec<Part> {
-        let Span { range, file_offset, edge, .. } = *page;
-        match self.parts {
-            Some(parts) if edge => parts.within(range).collect(),
-            _ => vec![Part { range, file_offset, text: true }],
-        }
+        content(page, self.parts)
     }
+}
 
-    /// Returns what an image of these spans holds, independent of their addresses: for each of the file's parts its
-    /// place, its offset in the file and its length.
-    pub(crate) fn contents(&self, spans: &[Span]) -> Vec<(u64, u64, u64)> {
-        let mut before = 0;
-        let mut contents = Vec::new();
-        for span in spans {
-            for part in self.content(span) {
-                let into = part.range.start().get().wrapping_sub(span.range.start().get());
-                contents.push((before + into, part.file_offset, part.range.len()));
-            }
-            before += span.range.len();
-        }
-        contents.push((before, 0, 0));
-        contents
+fn content(page: &Span, parts: Option<&Parts>) -> Vec<Part> {
+    let Span { range, file_offset, edge, .. } = *page;
+    match parts {
+        Some(parts) if edge => parts.within(range).collect(),
+        _ => vec![Part { range, file_offset, text: true }],
     }
+}
+
+/// Returns what an image of these spans holds, independent of their addresses: for each of the file's parts its place, its
+/// offset in the file and its length. `parts` as in [`Source`].
+pub(crate) fn contents(spans: &[Span], parts: Option<&Parts>) -> Vec<(u64, u64, u64)> {
+    let mut before = 0;
+    let mut contents = Vec::new();
+    for span in spans {
+        for part in content(span, parts) {
+            let into = part.range.start().get().wrapping_sub(span.range.start().get());
+            contents.push((before + into, part.file_offset, part.range.len()));
+        }
+        before += span.range.len();
+    }
+    contents.push((before, 0, 0));
+    contents
 }
 
 /// The memory that an image is made of.

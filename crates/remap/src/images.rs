@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use tiexec_core::addr::{PageSize, Pages};
+use tiexec_core::file_ranges::Parts;
 use tiexec_core::plan::{Backing, Span};
 use tiexec_core::skip::FailureKind;
 use tiexec_sys::SysError;
@@ -28,18 +29,55 @@ pub(crate) struct Image {
     pub spans: Vec<Span>,
 }
 
-/// Identifies the content of an image: the file and its state, and which of its bytes are where in the image.
+/// Identifies the content of an image: the file and its state, and what the image has of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Key {
+    state: FileState,
+    content: Content,
+}
+
+/// The state of a file. A write to the file changes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct FileState {
     device: u64,
     inode: u64,
     len: u64,
     changed: (i64, i64),
+}
+
+impl FileState {
+    fn of(file: &File) -> Result<Self, Failure> {
+        let meta = file.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
+        Ok(Self {
+            device: meta.dev(),
+            inode: meta.ino(),
+            len: meta.len(),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        })
+    }
+}
+
+/// Identifies what an image has of its file, whatever the addresses are.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Content {
     contents: Vec<(u64, u64, u64)>,
     spans: Vec<u64>,
     backing: Backing,
     huge: PageSize,
     nodes: Vec<u32>,
+}
+
+impl Content {
+    /// Returns the content of an image of these spans.
+    pub(crate) fn of(spans: &[Span], parts: Option<&Parts>, memory: ImageMemory<'_>) -> Self {
+        Self {
+            contents: image::contents(spans, parts),
+            spans: spans.iter().map(|span| span.range.len()).collect(),
+            backing: memory.backing,
+            huge: memory.pages.pmd,
+            nodes: memory.nodes.to_vec(),
+        }
+    }
 }
 
 /// The available images: those made here, by their key, and the store.
@@ -108,7 +146,8 @@ impl Images {
     /// not exist; maps will show it by the name of the file at `path`.
     ///
     /// # Errors
-    /// No memory, no huge page, no descriptor. Nothing is left behind.
+    /// No memory, no huge page, no descriptor; `read_failed`: also if somebody writes to the file meanwhile. Nothing is
+    /// left behind.
     pub(crate) fn get(
         &mut self,
         source: Source<'_>,
@@ -118,25 +157,18 @@ impl Images {
         user: Option<&Memory>,
         deadline: Instant,
     ) -> Result<Arc<Image>, Failure> {
-        let ImageMemory { backing, pages, nodes } = memory;
-        let meta = source.file.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
-        let key = Key {
-            device: meta.dev(),
-            inode: meta.ino(),
-            len: meta.len(),
-            changed: (meta.ctime(), meta.ctime_nsec()),
-            contents: source.contents(spans),
-            spans: spans.iter().map(|span| span.range.len()).collect(),
-            backing,
-            huge: pages.pmd,
-            nodes: nodes.to_vec(),
-        };
+        let state = FileState::of(source.file)?;
+        let key = Key { state, content: Content::of(spans, source.parts, memory) };
         self.forget_unused();
         if let Some(made) = self.made.iter_mut().find(|made| made.key == key) {
             return Ok(made.give_to(user));
         }
         let memfd = make_memfd(path, memory)?;
         let filled = image::fill(&memfd, source, spans, memory, deadline)?;
+        if FileState::of(source.file)? != state {
+            let what = "somebody wrote to the file while it was copied";
+            return Err(Failure::new(FailureKind::ReadFailed, what));
+        }
         let image = Arc::new(Image { file: memfd, filled, spans: spans.to_vec() });
         self.bytes_copied += image.filled.copied;
         let mut made = Made { key, image, users: Vec::new() };

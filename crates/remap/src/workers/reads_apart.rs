@@ -16,7 +16,8 @@ use tiexec_sys::reopen::PathFile;
 use tiexec_tracee::Failure;
 
 use crate::file_facts::FileFacts;
-use crate::images::Image;
+use crate::image::ImageMemory;
+use crate::images::{Content, Image};
 use crate::pagecache::{self, Small};
 
 /// The requests to the process that opens the files of a process of other credentials. This is a trait, so that
@@ -83,10 +84,10 @@ pub(crate) struct OpenApart {
     /// The parts of it that were compared with copies, and are the same.
     same: Mutex<Vec<SameBytes>>,
     /// The images of it that the reader has made.
-    images: Mutex<Vec<(Wanted, Arc<Image>)>>,
+    images: Mutex<Vec<(Content, Arc<Image>)>>,
 }
 
-/// An image that a process needs. The processes of a family need equal ones.
+/// An image that a process needs. The processes of one program need images with the same [`Content`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Wanted {
     /// The spans that it holds, by their addresses in the process.
@@ -135,7 +136,7 @@ impl OpenApart {
         lock(&self.same).push(bytes);
     }
 
-    /// Returns the image. The reader makes it once for all processes that need an equal one, if there is `room` for it.
+    /// Returns the image. The reader makes it once for all processes that need the same content, if there is `room` for it.
     ///
     /// # Errors
     /// As [`ReadsApart::make_image`], and those of `room`.
@@ -147,12 +148,15 @@ impl OpenApart {
         deadline: Instant,
     ) -> Result<Arc<Image>, Failure> {
         let mut images = lock(&self.images);
-        if let Some((_, image)) = images.iter().find(|(made, _)| *made == wanted) {
+        let Wanted { spans, parts, backing, pages, nodes } = &wanted;
+        let memory = ImageMemory { backing: *backing, pages: *pages, nodes };
+        let content = Content::of(spans, parts.as_ref(), memory);
+        if let Some((_, image)) = images.iter().find(|(made, _)| *made == content) {
             return Ok(Arc::clone(image));
         }
         room()?;
         let image = Arc::new(self.reader.make_image(self.id, &wanted, path, deadline)?);
-        images.push((wanted, Arc::clone(&image)));
+        images.push((content, Arc::clone(&image)));
         Ok(image)
     }
 }
