@@ -335,8 +335,8 @@ pub struct Done {
 impl Done {
     /// Adds the report. It costs a second look at the process.
     pub fn reported(self, order: &AttachOrder<'_>) -> Treated {
-        let Self { attached, jit } = self;
-        let report = Report { jit, ..tiexec_remap::verify::report(order, &attached) };
+        let Self { mut attached, jit } = self;
+        let report = Report { jit, ..tiexec_remap::verify::report(order, &mut attached) };
         Treated { attached, report }
     }
 }

@@ -21,14 +21,19 @@ use crate::policy::Policy;
 use crate::workers::Workers;
 use crate::{numa_placement, restart, store, systemd_units};
 
-/// Looks at a process after an attach, and writes the report.
-pub fn report(order: &AttachOrder<'_>, attached: &Attached) -> Report {
+/// Looks at a process after an attach, and writes the report. If the kernel does not show that the plan is carried out,
+/// that becomes the failure of the attach.
+pub fn report(order: &AttachOrder<'_>, attached: &mut Attached) -> Report {
     let AttachOrder { target, workers, policy: Policy { pages, edges, dry_run, .. }, .. } = *order;
     let (process, edges) = (&target.process, Some(edges));
     let seen = areas::look_at(&target.space, process, pages);
     let areas = seen.as_ref().map_or(&[][..], |seen| &seen.areas);
     let originals = originals(process, workers, areas, pages);
     let of = Subject { pid: target.pid, process, pages, edges, dry_run, in_full: true };
+    if attached.failure.is_none() {
+        let failure = of.unverified(attached.plan.huge_bytes_in(areas), attached, &seen);
+        attached.failure = failure.map(|failure| target.cause(failure));
+    }
     of.report(Kind::Attach, seen, &originals, attached)
 }
 
@@ -86,9 +91,12 @@ impl Subject<'_> {
         attached: &Attached,
     ) -> Report {
         let Self { pid, process, pages, in_full, .. } = *self;
-        let unseen = seen.as_ref().err().copied();
-        let Seen { mut areas, smaps_for } = seen.unwrap_or_default();
         let plan = &attached.plan;
+        let areas = seen.as_ref().map_or(&[][..], |seen| &seen.areas);
+        let (planned, huge) = (plan.span_bytes(), plan.huge_bytes_in(areas));
+        let of_launch = kind == Kind::Launch && attached.failure.is_none();
+        let unverified = of_launch.then(|| self.unverified(huge, attached, &seen)).flatten();
+        let Seen { mut areas, smaps_for } = seen.unwrap_or_default();
         // After an attach on a machine with one node, this would say only how much of the text is in memory.
         if in_full && (kind != Kind::Attach || numa_placement::has_several_nodes()) {
             numa_placement::tell(pid, &mut areas, pages);
@@ -113,14 +121,14 @@ impl Subject<'_> {
             report.smaps_for = attached.smaps_for.or(smaps_for);
             report.restart = restart::gain(process, &report.files, edges, pages);
         }
-        let (planned, huge) = (plan.span_bytes(), plan.huge_bytes_in(&areas));
         if planned > 0 {
             report.outcome = Outcome::of(huge, planned);
         }
-        let failed = attached.failure.as_ref();
-        let failed = failed.map(|failure| (failure.reason, Some(failure.detail.clone())));
+        let said = |failure: &Failure| (failure.reason, Some(failure.detail.clone()));
+        let failed = attached.failure.as_ref().map(said);
         let less = || {
-            (kind == Kind::Launch).then(|| self.why_less(&report, attached, huge, unseen)).flatten()
+            let unverified = unverified.as_ref().map(said);
+            unverified.or_else(|| why_less(&report, attached).filter(|_| of_launch))
         };
         if let Some((reason, detail)) = failed.or_else(less) {
             (report.reason, report.detail) = (Some(reason), detail);
@@ -133,42 +141,46 @@ impl Subject<'_> {
         report
     }
 
-    /// Returns why a launched program has text on base pages although nothing failed. `huge` are the bytes of the plan
-    /// that are huge. `unseen` is why the program could not be looked at.
-    fn why_less(
+    /// Returns why the kernel does not show that the plan is carried out, although nothing failed. `huge` are the bytes of
+    /// the plan that it shows to be huge.
+    fn unverified(
         &self,
-        report: &Report,
-        attached: &Attached,
         huge: u64,
-        unseen: Option<SysError>,
-    ) -> Option<(Reason, Option<String>)> {
-        let Attached { plan, setback, start, .. } = attached;
-        let planned = plan.span_bytes();
-        if huge < planned && has_ended(self.process) {
-            // If the program is killed, the kernel ends the list of its mappings early.
-            return Some((FailureKind::TargetGone.into(), Some("the program ended".to_owned())));
+        attached: &Attached,
+        seen: &Result<Seen, SysError>,
+    ) -> Option<Failure> {
+        if huge >= attached.plan.span_bytes() {
+            return None;
         }
-        if huge < planned && !self.dry_run {
-            if let Some(error) = unseen {
+        if has_ended(self.process) {
+            // If the program is killed, the kernel ends the list of its mappings early.
+            return Some(Failure::new(FailureKind::TargetGone, "the program ended"));
+        }
+        (!self.dry_run).then(|| match seen {
+            Err(error) => {
                 let what = format!("switched, but not verified: {error}");
-                return Some((Failure::unreadable(error).reason, Some(what)));
+                Failure::new(Failure::unreadable(*error).reason, what)
             }
             // All calls succeeded, but the kernel shows no huge pages: believe the kernel.
-            let what = "switched, but not PMD-mapped";
-            return Some((FailureKind::NoHugePage.into(), Some(what.to_owned())));
-        }
-        let said = |failure: &Failure| failure.detail.clone();
-        let mut texts = plan.texts.iter();
-        if let Some(reason) = texts.find_map(|text| unplanned(&text.rest, setback.as_ref())) {
-            let setback = setback.as_ref().filter(|setback| setback.reason == reason);
-            return Some((reason, setback.map(said)));
-        }
-        let unwatched = start.as_ref().and_then(|start| start.unwatched.as_ref());
-        let nothing = planned == 0 && report.huge_bytes == 0;
-        unwatched
-            .map(|failure| (failure.reason, Some(said(failure))))
-            .or(nothing.then_some((SkipReason::TooSmall.into(), None)))
+            Ok(_) => Failure::new(FailureKind::NoHugePage, "switched, but not PMD-mapped"),
+        })
     }
+}
+
+/// Returns why a launched program has text on base pages although nothing failed.
+fn why_less(report: &Report, attached: &Attached) -> Option<(Reason, Option<String>)> {
+    let Attached { plan, setback, start, .. } = attached;
+    let said = |failure: &Failure| failure.detail.clone();
+    let mut texts = plan.texts.iter();
+    if let Some(reason) = texts.find_map(|text| unplanned(&text.rest, setback.as_ref())) {
+        let setback = setback.as_ref().filter(|setback| setback.reason == reason);
+        return Some((reason, setback.map(said)));
+    }
+    let unwatched = start.as_ref().and_then(|start| start.unwatched.as_ref());
+    let nothing = plan.span_bytes() == 0 && report.huge_bytes == 0;
+    unwatched
+        .map(|failure| (failure.reason, Some(said(failure))))
+        .or(nothing.then_some((SkipReason::TooSmall.into(), None)))
 }
 
 impl Attached {

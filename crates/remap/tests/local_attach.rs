@@ -72,11 +72,12 @@ fn own_text_becomes_huge_while_threads_execute_it() {
         }
         let _ends_them_also_if_this_fails = Ends(&ended);
         for turn in 0..3 {
-            let attached = attach_here(&order, &mut Images::default(), local()).expect("attached");
+            let mut attached =
+                attach_here(&order, &mut Images::default(), local()).expect("attached");
             assert_eq!(attached.failure, None);
             let planned = attached.plan.huge_bytes();
             assert!(planned > 0, "{:?}", attached.plan);
-            let report = report(&order, &attached);
+            let report = report(&order, &mut attached);
             assert_eq!(report.reason, None, "{report:?}");
             assert!(maps().contains("/memfd:tiexec:"), "{}", maps());
             // All of it is huge already, so nothing is left to do.

@@ -426,10 +426,18 @@ fn stop_and_work(
     let gone = |error: TraceError| Failure::from(error);
     boost.take_along(&mut session, stopped.tid).map_err(gone)?;
     let done = order.target.unchanged(rests_on).and_then(|()| work(&mut session, &snapshot));
-    let (counts, lasted) = match boost.leave(session, &stopped) {
-        Ok(left) => left,
-        // Report the first failure, because it caused the second.
-        Err(error) => return Err(done.err().unwrap_or_else(|| gone(error))),
+    let counts = session.counts();
+    let (counts, lasted, done) = match boost.leave(session, &stopped) {
+        Ok((counts, lasted)) => (counts, lasted, done),
+        Err(error) => {
+            // Report the first failure, because it caused the second.
+            let failure = done.err().unwrap_or_else(|| gone(error));
+            // What was switched stays switched, unless the address space is gone or the work is done again.
+            if failure.lost_a_batch() || !order.target.space.memory().is_used() {
+                return Err(failure);
+            }
+            (counts, stopped.since.elapsed(), Err(failure))
+        }
     };
     // While this thread still traces it, a thread that returns from its call waits for this thread.
     note_the_wait(&mut waits, &order.target.process, &stopped, until);
