@@ -152,7 +152,7 @@ reasons! {
     /// filter.
     Seccomp = "seccomp",
     /// The process sends its own system calls to a handler (`PR_SET_SYSCALL_USER_DISPATCH`). The system calls of
-    /// TiExec would end there.
+    /// TiExec would end there. Before Linux 6.4, TiExec cannot see that.
     SyscallDispatch = "syscall_dispatch",
     /// The kernel, Yama, a security module or a seccomp filter forbids tracing the program. With
     /// `kernel.yama.ptrace_scope` 2 only `CAP_SYS_PTRACE` allows it; 3 forbids it to everybody until the next

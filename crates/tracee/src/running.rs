@@ -4,6 +4,7 @@
 //! if it had not been stopped. If this process dies meanwhile, the thread goes on as after a signal handler.
 
 use std::fs::File;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
@@ -390,22 +391,27 @@ pub fn frame_ground(
 /// The kernel writes the alternate stack into each signal frame (`__save_altstack`, kernel/signal.c): `uc_flags`, `uc_link`,
 /// `ss_sp`, `ss_flags` and `ss_size`. Any words that look so count, because a ground that is too small does no harm.
 fn lowest_of_alternate_stacks(memory: &Memory, above: AddrRange) -> Option<Option<RemoteAddr>> {
-    /// No larger alternate stack is looked for, in bytes: a local variable is hardly as large as this.
-    const LARGEST: u64 = 1 << 20;
+    /// The sizes of the alternate stacks that are looked for, in bytes: from `MINSIGSTKSZ` up. A local variable is hardly
+    /// larger.
+    const SIZES: RangeInclusive<u64> = 2048..=1 << 20;
     const WORD: u64 = 8;
     /// `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS`; aarch64 has none.
     const UC_FLAGS: u64 = 7;
-    let len = usize::try_from(above.len().min(LARGEST)).ok()?;
+    let len = usize::try_from(above.len().min(*SIZES.end())).ok()?;
     let mut bytes = vec![0; len];
     memory.read(above.start(), &mut bytes).ok()?;
     let at = above.start().get();
     let is_around =
         |start: u64, len: u64, at: u64| at.checked_sub(start).is_some_and(|into| into < len);
-    let bottoms = bytes.as_chunks().0.array_windows().enumerate().filter_map(|(index, words)| {
-        let [flags, link, start, _, len]: [u64; 5] = words.map(u64::from_ne_bytes);
+    let words = |words: &[[u8; 8]]| -> Option<[u64; 5]> {
+        Some(<[[u8; 8]; 5]>::try_from(words).ok()?.map(u64::from_ne_bytes))
+    };
+    let bottoms = bytes.as_chunks().0.windows(5).enumerate().filter_map(|(index, bytes)| {
+        let [flags, link, start, _, len] = words(bytes)?;
         let frame = at + index as u64 * WORD;
         (flags <= UC_FLAGS
             && link == 0
+            && SIZES.contains(&len)
             && is_around(start, len, at)
             && is_around(start, len, frame))
         .then(|| RemoteAddr::new(start))
