@@ -22,7 +22,7 @@ use crate::workers::Workers;
 use crate::{numa_placement, restart, store, systemd_units};
 
 /// Looks at a process after an attach, and writes the report. If the kernel does not show that the plan is carried out,
-/// that becomes the failure of the attach.
+/// that becomes the failure of the attach. It does not if the program has ended or executed another one since.
 pub fn report(order: &AttachOrder<'_>, attached: &mut Attached) -> Report {
     let AttachOrder { target, workers, policy: Policy { pages, edges, dry_run, .. }, .. } = *order;
     let (process, edges) = (&target.process, Some(edges));
@@ -32,7 +32,7 @@ pub fn report(order: &AttachOrder<'_>, attached: &mut Attached) -> Report {
     let of = Subject { pid: target.pid, process, pages, edges, dry_run, in_full: true };
     if attached.failure.is_none() {
         let failure = of.unverified(attached.plan.huge_bytes_in(areas), attached, &seen);
-        attached.failure = failure.map(|failure| target.cause(failure));
+        attached.failure = failure.filter(|_| target.still_there().is_ok());
     }
     of.report(Kind::Attach, seen, &originals, attached)
 }
