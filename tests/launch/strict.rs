@@ -1,5 +1,7 @@
 //! `--strict` refuses to start a program without huge text: the exit status is 125, and the program has not run.
 
+use std::os::unix::process::ExitStatusExt;
+
 use support::{Kind, Prep, Public, Run, is_root, program, require};
 
 /// Asserts that the program did not run: there is no output, and the exit status is that of tiexec.
@@ -42,6 +44,43 @@ fn refuses_before_the_program_has_run() {
                 "switch_failed",
             ],
         );
+    }
+}
+
+/// Without a gadget the helper can lay no frame, and the status is 125 nevertheless.
+#[test]
+fn refuses_where_no_call_can_be_made() {
+    let run = Run::new(program("no_gadget", Kind::Bare), [""; 0]);
+    let options = ["--strict", "--backing=image"];
+    assert_refused(&run.clone().options(options), &["no_gadget"]);
+    let done = run.options(options).options(["--dry-run"]).output();
+    done.assert_code(0);
+    assert!(done.out().contains("no_gadget") && !done.out().contains("ran"), "the plan: {done}");
+    assert!(done.err().contains("no_gadget: "), "{done}");
+}
+
+/// The program never runs without its helper, at whatever moment the helper dies.
+#[test]
+fn the_program_ends_with_a_helper_that_dies() {
+    for option in ["--strict", "--dry-run"] {
+        let mut struck = 0;
+        for fault in ["die-after-stop", "die-after-setregs", "die-after-write"] {
+            for n in 1..100 {
+                let run = Run::new(program("exits", Kind::StaticNoPie), ["code", "7"]).options([
+                    option,
+                    "--backing=image",
+                    "--settle=0",
+                ]);
+                let done = run.env("TIEXEC_FAULT", format!("{fault}:{n}")).output();
+                if done.status.signal() != Some(9) {
+                    done.assert_code(if option == "--strict" { 7 } else { 0 });
+                    break;
+                }
+                struck += 1;
+                assert!(!done.out().contains("ran"), "{option} {fault}:{n}: {done}");
+            }
+        }
+        assert!(struck > 2, "{option}: {struck}");
     }
 }
 

@@ -243,6 +243,18 @@ pub fn peek(tid: Pid, addr: RemoteAddr) -> Result<u64, SysError> {
     Ok(word)
 }
 
+/// `PTRACE_POKEDATA` — writes a word at `addr`. A private page without write permission is copied first.
+///
+/// # Errors
+/// EIO, EFAULT if nothing is mapped there, or a shared page that may not be written; ESRCH if it is gone or not
+/// stopped.
+pub fn poke(tid: Pid, addr: RemoteAddr, word: u64) -> Result<(), SysError> {
+    let pointer = |value: u64| std::ptr::without_provenance_mut(value as usize);
+    let call = "ptrace(PTRACE_POKEDATA)";
+    request(call, libc::PTRACE_POKEDATA, tid, pointer(addr.get()), pointer(word))?;
+    Ok(())
+}
+
 /// The general registers, by the type of their core-dump note (`elf.h`).
 const NT_PRSTATUS: i32 = 1;
 

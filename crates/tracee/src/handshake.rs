@@ -34,9 +34,12 @@ use tiexec_sys::ptrace::{self, Options, Resume, SyscallStop};
 use tiexec_sys::same_processor::Bound;
 use tiexec_sys::{Errno, Pid, SysError, c, seccomp_trial};
 
+use crate::arch::{self, Gadgets};
 use crate::error::TraceError;
 use crate::failure::Failure;
 use crate::fault;
+use crate::remote;
+use crate::running;
 use crate::session::resume_to_syscall;
 
 /// The caller's end of a held launch. The caller is traced, and may exec now.
@@ -44,15 +47,18 @@ use crate::session::resume_to_syscall;
 #[must_use = "exec, or disarm"]
 pub struct Armed {
     helper: Pid,
+    ends_with_helper: bool,
     /// The exec closes it.
     _channel: UnixStream,
 }
 
 impl Armed {
     /// Ends the helper, for an exec that failed. The helper's death detaches it from this process, which runs and
-    /// so is not affected.
+    /// so is not affected. With [`Arming::ends_with_helper`], the helper is not ended, because it ends with this process.
     pub fn disarm(self) {
-        end_helper(self.helper, None);
+        if !self.ends_with_helper {
+            end_helper(self.helper, None);
+        }
     }
 }
 
@@ -77,6 +83,9 @@ pub struct Arming<'a> {
     pub deadline: Duration,
     /// True if seccomp filters are in force, so that the calls must be tried first.
     pub rehearse: bool,
+    /// True if the kernel must kill this process, or the program, when the helper dies: the program must not run
+    /// without it. This process may then only exec, or exit.
+    pub ends_with_helper: bool,
     /// Descriptors that the helper must keep.
     pub keep: &'a [BorrowedFd<'a>],
 }
@@ -123,7 +132,14 @@ pub fn arm(arming: Arming<'_>, work: impl FnOnce(Pid)) -> Result<Armed, Failure>
             // The permission was for this one time. The helper is the tracer by now, or never will be.
             let _no_yama = process::set_ptracer(None);
             match answer {
-                Ok(()) => Ok(Armed { helper, _channel: ours }),
+                Ok(()) => {
+                    let ends_with_helper = arming.ends_with_helper;
+                    Ok(Armed { helper, ends_with_helper, _channel: ours })
+                }
+                // A late helper may trace this process by now, and its end would end this process.
+                Err(why) if arming.ends_with_helper && why.reason == FailureKind::Deadline => {
+                    Err(why)
+                }
                 Err(mut why) => {
                     // A filter may kill for the pauses between two looks.
                     let end = end_helper(helper, (!arming.rehearse).then_some(LONGEST_END));
@@ -246,7 +262,8 @@ fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl 
     if channel.read_exact(&mut go).is_err() {
         return;
     }
-    let ready = ptrace::seize(target, Options::default()).map_err(Failure::denied);
+    let options = Options { exit_kill: arming.ends_with_helper };
+    let ready = ptrace::seize(target, options).map_err(Failure::denied);
     let answer = match &ready {
         Ok(()) => "ok".to_owned(),
         Err(why) => format!("{}\n{}", why.reason, why.detail),
@@ -354,6 +371,35 @@ fn exec_image(pid: Pid, stop: SyscallStop) -> Option<PathBuf> {
 /// Lets a program go that has not been changed.
 pub fn let_go(stop: ExecStop) {
     let _gone = ptrace::resume(stop.pid, Resume::Detach, 0);
+}
+
+/// Makes a stopped program exit with `status` before it executes anything more. It needs no gadget and no stack: the
+/// instruction for the call is written over the program's own copy of its next instructions. A program that does not
+/// exit so is killed.
+pub fn exit_instead(pid: Pid, status: u8) {
+    if exits(pid, status).is_err() {
+        let _gone = process::kill(pid);
+    }
+}
+
+fn exits(pid: Pid, status: u8) -> Result<(), TraceError> {
+    let registers = running::registers(pid)?;
+    // An aligned word lies in one page, which the program is about to execute.
+    let at = RemoteAddr::new(arch::program_counter(&registers).get() & !7);
+    let mut code = [0; 8];
+    code[..arch::CALL_INSTRUCTION.len()].copy_from_slice(arch::CALL_INSTRUCTION);
+    ptrace::set_signal_mask(pid, !0)?;
+    ptrace::poke(pid, at, u64::from_ne_bytes(code))?;
+    let (gadgets, call) = (Gadgets { call: at, sigreturn: at }, remote::exit_group(status).call);
+    let stack = arch::stack_pointer(&registers);
+    ptrace::set_registers(pid, &arch::aim_at_call(&registers, gadgets, &call, stack))?;
+    resume_to_syscall(pid, true, None)?;
+    // A seccomp filter may refuse the call. The program must not execute what lies behind it then.
+    match resume_to_syscall(pid, true, None) {
+        Err(TraceError::Gone) => Ok(()),
+        Err(error) => Err(error),
+        Ok(_) => Err(TraceError::Unexpected(Wait::SyscallStop)),
+    }
 }
 
 /// Seizes a waiting child and ends it, to find out whether this process could trace a launch.

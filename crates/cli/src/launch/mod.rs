@@ -256,6 +256,10 @@ impl Launcher {
     fn tell(&self, launched: &Launched) {
         if self.dry_run {
             launched.dry_run_status.set(self.show_plan(launched));
+            let Report { reason, detail, .. } = &launched.report;
+            if let Some(reason) = reason.filter(|reason| reason.is_failure()) {
+                self.explain(reason, detail.as_deref().unwrap_or_default(), None);
+            }
             return;
         }
         // A launch takes no time for a measurement.

@@ -237,6 +237,9 @@ impl Launch<'_> {
         let arming = Arming {
             deadline: self.settings.deadline() + Settings::DEFAULT_DEADLINE,
             rehearse: status.seccomp != 0,
+            // The programs before the one of `--until-exec` run in any case.
+            ends_with_helper: (self.dry_run || self.settings.strict)
+                && self.settings.until_exec.is_none(),
             keep: &keep,
         };
         let privileged = status.credentials.effective() & CAP_SYS_PTRACE != 0;

@@ -22,12 +22,12 @@ use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_core::snapshot::Snapshot;
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{process, ptrace};
+use tiexec_sys::ptrace;
 use tiexec_tracee::Failure;
 use tiexec_tracee::TraceError;
 use tiexec_tracee::arch;
 use tiexec_tracee::gadgets;
-use tiexec_tracee::handshake::{ExecStop, let_go};
+use tiexec_tracee::handshake::{ExecStop, exit_instead, let_go};
 use tiexec_tracee::ld_so::LinkWatch;
 use tiexec_tracee::remote::{self, Advice};
 use tiexec_tracee::running;
@@ -101,11 +101,10 @@ pub fn carry_out(order: &Order, stop: ExecStop, before_release: impl FnOnce(&Lau
     let mut session = match work.begin() {
         Ok(session) => session,
         Err(failure) => {
-            // Without a session TiExec cannot make the program exit with a status, so it may only kill it.
             let launched = work.finish(Some(failure));
             before_release(&launched);
-            if ends_with(order, &launched).is_some() {
-                let _gone = process::kill(stop.pid);
+            if let Some(status) = ends_with(order, &launched) {
+                exit_instead(stop.pid, status);
             } else if order.refuse_with.is_some() {
                 let _gone = ptrace::set_options(stop.pid, ptrace::Options::default());
             }
@@ -131,11 +130,11 @@ pub fn carry_out(order: &Order, stop: ExecStop, before_release: impl FnOnce(&Lau
 /// The status with which the program must exit before it has run; `None` if it shall run. A dry run has such a
 /// status, and so has a launch with `refuse_with` if text would stay on base pages.
 fn ends_with(order: &Order, launched: &Launched) -> Option<u8> {
+    if order.policy.dry_run {
+        return Some(launched.dry_run_status.get());
+    }
     let failed = launched.report.reason.is_some_and(Reason::is_failure);
-    order
-        .refuse_with
-        .filter(|_| failed)
-        .or(order.policy.dry_run.then(|| launched.dry_run_status.get()))
+    order.refuse_with.filter(|_| failed)
 }
 
 /// Makes the program exit, or lets it go home, as its report says.
@@ -309,8 +308,8 @@ impl<'a> Work<'a> {
             Err(failure) => {
                 let launched = self.finish(Some(failure));
                 before_release(&launched);
-                if ends_with(order, &launched).is_some() {
-                    let _gone = process::kill(stopped.tid);
+                if let Some(status) = ends_with(order, &launched) {
+                    exit_instead(stopped.tid, status);
                 }
                 let _gone = running::let_go(&stopped);
             }
