@@ -1,9 +1,10 @@
 //! A rule with `canary = "required"` attaches only where a canary on this machine has found that it helps.
 
-use support::attaching::ctl;
+use support::attaching::{ctl, switched};
+use support::machine::Groups;
 use support::{Done, is_root, require};
 
-use crate::{Server, export};
+use crate::{Server, export, started};
 
 pub(crate) fn check(server: &Server) -> Done {
     let words = ["rules", "check"].map(str::to_owned);
@@ -77,6 +78,41 @@ fn a_canary_of_too_few_pairs_blocks_nothing() {
     assert!(done.out().contains("the verdict is not kept: it takes 10 pairs; fix: "), "{done}");
     assert_eq!(export(&server)["verdicts"], serde_json::json!([]), "{done}");
     assert!(check(&server).out().contains("canary_required"), "{}", check(&server));
+    server.finish();
+}
+
+/// Another rule may take a process out by its pod. Where the pods are not known, the canary changes no process of a pod.
+#[test]
+fn a_process_of_an_unknown_pod_is_left_alone() {
+    require!(is_root(), "rules of root's");
+    let server = Server::start(300, 0);
+    write_rule(&server, "canary = \"required\"");
+    let mut groups = Groups::new();
+    let slice = groups.slice_of_units();
+    let pod = slice.and_then(|slice| groups.pod(&slice, "8f14e45f-ceea-467f-a7d4-1a2b3c4d5e6f"));
+    require!(pod.is_some(), "no cgroup can be made");
+    let pod = pod.expect("just looked");
+    std::fs::write(pod.join("cgroup.procs"), server.pid().to_string()).expect("it may be moved");
+    let by_rule = || {
+        let mut args = ["canary", "--slice=400ms", "--rule", "r"].map(str::to_owned).to_vec();
+        args.extend(server.files());
+        args.extend(["--counter".to_owned(), server.counter()]);
+        started(&args).finish()
+    };
+    // Nothing asks for pods, so that the process may be one of any pod.
+    by_rule().assert_code(0);
+    ctl(["revert", "--temporary", &server.pid().to_string()]).assert_code(0);
+    let first = server.public.path().join("conf/a.toml");
+    let never = "[[rule]]\nname = \"out\"\npod = { \"tiexec.io/enable\" = \"false\" }\naction = \"never\"\n";
+    std::fs::write(&first, never).expect("a file");
+    support::chmod(&first, 0o644);
+    let done = by_rule();
+    done.assert_code(1);
+    assert!(
+        done.err().contains("which is in a pod: cannot list the pods of this node: "),
+        "{done}"
+    );
+    assert_eq!(switched(server.pid()), 0, "{done}");
     server.finish();
 }
 

@@ -30,9 +30,9 @@ pub(crate) struct Told {
     pub(crate) trouble: Option<String>,
 }
 
-/// The agent's side of the watch.
+/// The agent's side of the watch, or that of a command.
 #[derive(Debug, Default)]
-pub(crate) struct PodWatch {
+pub struct PodWatch {
     running: Option<(Pid, Packets)>,
     begun: Option<Instant>,
 }
@@ -87,6 +87,28 @@ impl PodWatch {
         told
     }
 
+    /// Waits for the first list of all pods. This process must have one thread.
+    ///
+    /// # Errors
+    /// The API server does not answer within `patience`, or refuses.
+    pub fn list(&mut self, pods: &mut Pods, patience: Duration) -> Result<(), String> {
+        let (mut why, end) = ("no answer in time".to_owned(), Instant::now() + patience);
+        while Instant::now() < end {
+            let trouble = self.read(pods).trouble;
+            if pods.is_complete {
+                return Ok(());
+            }
+            why = trouble.unwrap_or(why);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Err(why)
+    }
+
+    /// Applies to `pods` what has changed since. While the API server does not answer, the pods stay as they are.
+    pub fn refresh(&mut self, pods: &mut Pods) {
+        let _they_stay = self.read(pods);
+    }
+
     fn end(&mut self) {
         if let Some((pid, _)) = self.running.take() {
             let _gone = process::kill(pid);
@@ -110,18 +132,8 @@ impl Drop for PodWatch {
 /// # Errors
 /// The API server does not answer within `patience`, or refuses.
 pub fn list(patience: Duration) -> Result<Pods, String> {
-    let (mut pods, mut watch, end) =
-        (Pods::default(), PodWatch::default(), Instant::now() + patience);
-    let mut why = "no answer in time".to_owned();
-    while Instant::now() < end {
-        let trouble = watch.read(&mut pods).trouble;
-        if pods.is_complete {
-            return Ok(pods);
-        }
-        why = trouble.unwrap_or(why);
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    Err(why)
+    let mut pods = Pods::default();
+    PodWatch::default().list(&mut pods, patience).map(|()| pods)
 }
 
 #[cfg(not(feature = "kubernetes"))]

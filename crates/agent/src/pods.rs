@@ -137,6 +137,10 @@ impl Pods {
     }
 }
 
+/// The variables of the environment that lead to the API server and to this node's pods.
+pub(crate) const VARIABLES: [&str; 3] =
+    ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "NODE_NAME"];
+
 /// Says why this process cannot know any pods.
 pub fn unavailable() -> Option<&'static str> {
     if !cfg!(feature = "kubernetes") {

@@ -163,6 +163,14 @@ impl Groups {
         self.called(parent, ".slice")
     }
 
+    /// Makes the cgroup of a pod below `parent`, as a kubelet does; none if it cannot be made.
+    pub fn pod(&mut self, parent: &Path, uid: &str) -> Option<PathBuf> {
+        let group = parent.join(format!("pod{uid}"));
+        std::fs::create_dir(&group).ok()?;
+        self.0.push(group.clone());
+        Some(group)
+    }
+
     fn called(&mut self, parent: &Path, end: &str) -> Option<PathBuf> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let (own, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));

@@ -24,6 +24,7 @@ use crate::canary::Canaries;
 use crate::guard::Held;
 use crate::jvm::{Patience, Report};
 use crate::measure::Measure;
+use crate::pods;
 use crate::processes::{Process, every};
 use crate::state::Quarantined;
 use crate::treat::Made;
@@ -214,6 +215,10 @@ impl Agent<'_> {
     fn start_canary(&self, of: &Unproved) -> std::io::Result<Child> {
         // The canary reverts its processes at SIGTERM, as at `stop`.
         let mut command = tiexecctl(Signal::TERM)?;
+        // The canary lists the pods of this node by itself.
+        for name in pods::VARIABLES {
+            command.envs(std::env::var_os(name).map(|value| (name, value)));
+        }
         command.args(["canary", "--json", "--rule", &of.rule, "--program"]);
         command.arg(OsStr::from_bytes(&of.program));
         command

@@ -33,7 +33,7 @@ use crate::options::{AgentFiles, RulesCommand};
 use crate::stdio::warn;
 
 /// The longest wait for the list of this node's pods from the API server of Kubernetes.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) fn run(command: &RulesCommand) -> u8 {
     let (pids, files, how) = match command {

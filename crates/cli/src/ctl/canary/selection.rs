@@ -1,5 +1,9 @@
 //! The processes of a canary, selected by ID, program, unit, or a rule of the agent.
 
+use std::cell::RefCell;
+
+use tiexec_agent::pod_watch::PodWatch;
+use tiexec_agent::pods;
 use tiexec_agent::processes::{Examiner, every};
 use tiexec_agent::rules::{Rule, Rules};
 use tiexec_core::escape::{AsShown, in_shell};
@@ -7,13 +11,14 @@ use tiexec_core::proc::stat;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
+use crate::ctl::rules::PATIENCE;
 use crate::ctl::targets;
 use crate::exit;
 use crate::options::Targets;
 use crate::stdio::warn;
 
 /// The selection.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) enum Selection {
     /// Selected by the options that attach has too.
     Targets(Targets),
@@ -25,7 +30,19 @@ pub(super) enum Selection {
         name: String,
         /// The program, as the kernel shows it.
         program: Vec<u8>,
+        /// What the rules ask about each process.
+        facts: RefCell<Facts>,
     },
+}
+
+/// The facts about processes that rules match, and the watch of the pods among them.
+#[derive(Debug)]
+pub(super) struct Facts {
+    examiner: Examiner,
+    /// `None` if no rule that decides here asks for pods, or if no pods can be known.
+    watch: Option<PodWatch>,
+    /// Why the pods are not known, if a rule asks for pods.
+    unknown: Option<String>,
 }
 
 impl Selection {
@@ -35,9 +52,11 @@ impl Selection {
     /// The exit status. The message is on stderr already: no process matches.
     pub(super) fn by_rule(rules: Rules, rule: &Rule, program: Option<Vec<u8>>) -> Result<Self, u8> {
         let name = rule.name.clone();
-        let busiest = || Some(matching(&rules, &name).max_by_key(|(pid, _)| used(pid))?.1);
+        let mut facts = Facts::of(&rules, &name);
+        let all = facts.matching(&rules, &name)?;
+        let busiest = || Some(all.into_iter().max_by_key(|(pid, _)| used(pid))?.1);
         match program.or_else(busiest) {
-            Some(program) => Ok(Self::Rule { rules, name, program }),
+            Some(program) => Ok(Self::Rule { rules, name, program, facts: facts.into() }),
             None => {
                 warn(format_args!(
                     "no process matches rule {name}; fix: tiexecctl rules check says which rule a process has"
@@ -73,9 +92,10 @@ impl Selection {
     pub(super) fn now(&self) -> Result<Vec<Pid>, u8> {
         match self {
             Self::Targets(targets) => targets::selected(targets),
-            Self::Rule { rules, name, program } => {
-                let found = matching(rules, name).filter(|(_, its)| its == program);
-                Ok(found.map(|(pid, _)| pid).collect())
+            Self::Rule { rules, name, program, facts } => {
+                let mut found = facts.borrow_mut().matching(rules, name)?;
+                found.retain(|(_, its)| its == program);
+                Ok(found.into_iter().map(|(pid, _)| pid).collect())
             }
         }
     }
@@ -105,12 +125,56 @@ pub(super) fn used(pid: &Pid) -> u64 {
     text.and_then(|text| stat::run_time(&text).ok()).unwrap_or(0)
 }
 
-/// Lists the processes that a rule decides about, each with its program.
-fn matching(rules: &Rules, name: &str) -> impl Iterator<Item = (Pid, Vec<u8>)> {
-    let examiner = Examiner::look();
-    every().filter_map(move |(pid, process)| {
-        let facts = examiner.process(&process)?;
-        let rule = rules.of(&facts)?;
-        (rule.name == name).then_some((pid, facts.shown_exe))
-    })
+impl Facts {
+    /// Lists the pods of this node, if this rule or an earlier one asks for pods.
+    fn of(rules: &Rules, name: &str) -> Self {
+        let mut facts = Self { examiner: Examiner::default(), watch: None, unknown: None };
+        let at = rules.rules.iter().position(|rule| rule.name == name);
+        if !rules.rules.iter().take(at.map_or(0, |at| at + 1)).any(Rule::is_for_pods) {
+            return facts;
+        }
+        facts.unknown = pods::unavailable().map(str::to_owned);
+        if facts.unknown.is_none() {
+            let mut watch = PodWatch::default();
+            facts.unknown = watch.list(&mut facts.examiner.pods, PATIENCE).err();
+            facts.watch = Some(watch);
+        }
+        facts
+    }
+
+    /// Lists the processes that a rule decides about, each with its program.
+    ///
+    /// # Errors
+    /// The exit status. The message is on stderr already: the rules ask for the pod of a process, and it is not known.
+    fn matching(&mut self, rules: &Rules, name: &str) -> Result<Vec<(Pid, Vec<u8>)>, u8> {
+        self.examiner.look_again();
+        if let Some(watch) = &mut self.watch {
+            watch.refresh(&mut self.examiner.pods);
+        }
+        let unknown = self.unknown.as_ref().filter(|_| !self.examiner.pods.is_complete);
+        let mut found = Vec::new();
+        for (pid, process) in every() {
+            let Some(facts) = self.examiner.process(&process) else { continue };
+            let rule = rules.of(&facts);
+            // The agent leaves a pod alone whose owner wants less than the rule has.
+            let is_its = |rule: &Rule| rule.name == name && rule.settings_for(&facts).is_ok();
+            let is_its = rule.is_some_and(is_its);
+            if let Some(why) = unknown
+                && facts.pod_uid.is_some()
+                && (is_its
+                    || rules.rules.iter().any(|rule| rule.name == name && rule.is_for_pods()))
+            {
+                let (pid, why) = (pid.as_raw_nonzero(), why.shown());
+                warn(format_args!(
+                    "cannot tell whether rule {name} decides about process {pid}, which is in a pod: \
+                     cannot list the pods of this node: {why}; fix: run it in the agent's pod"
+                ));
+                return Err(exit::FAILED);
+            }
+            if is_its {
+                found.push((pid, facts.shown_exe));
+            }
+        }
+        Ok(found)
+    }
 }
