@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use support::attaching::{Before, ctl, eventually_untouched, switched};
+use support::attaching::{Before, ctl, eventually_untouched, small, switched};
 use support::child::eventually;
 use support::{Kind, Public, Run, is_root, require, tiexecctl};
 
@@ -119,9 +119,14 @@ fn whether_the_counter_leaves_time_for_a_pair() {
 
 /// The start time of a process, in clock ticks since boot.
 fn begun(pid: i32) -> u64 {
+    field(pid, 19)
+}
+
+/// A number in `/proc/PID/stat`, by its place after the name.
+fn field(pid: i32, at: usize) -> u64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it lives");
     let after_name = stat.rsplit(')').next().expect("a name");
-    let field = after_name.split_whitespace().nth(19).expect("22 fields");
+    let field = after_name.split_whitespace().nth(at).expect("22 fields");
     field.parse().expect("a number")
 }
 
@@ -164,6 +169,31 @@ fn whether_the_canary_of_the_record_lives() {
     write(&record);
     says_no_name();
     drop(lock);
+    server.finish();
+}
+
+/// After an upgrade, the path is that of the old build's processes too. Their figures and crashes say nothing about the
+/// new build.
+#[test]
+fn which_processes_run_the_build() {
+    require!(is_root(), "files in a directory of root's");
+    let server = Server::start(100, 0);
+    let has_worked = || field(server.pid(), 11) >= 100;
+    eventually("it has worked for longer than a new process", has_worked);
+    let upgrade = small("counts", Kind::DynamicPie);
+    std::fs::rename(upgrade.path(), server.copy.path()).expect("a file of the same directory");
+    let count = server.public.path().join("other").display().to_string();
+    let new = Run::new(server.copy.path(), [count, "100".to_owned(), "0".to_owned()]);
+    let new = new.plain().hold();
+    let path = server.copy.path().display().to_string();
+    let mut canary = server.in_a_canary(&["--exe", &path]);
+    assert!(canary.err_text().contains(" stay as they are: 1; fix: restart them"));
+    server.eventually_plain();
+    server.eventually_on_copies(&mut canary);
+    assert_eq!(switched(new.pid()), 0, "{}", canary.err_text());
+    canary.signal(libc::SIGTERM);
+    canary.finish().assert_code(128 + libc::SIGTERM);
+    new.finish().assert_code(7);
     server.finish();
 }
 

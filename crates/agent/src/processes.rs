@@ -12,6 +12,7 @@ use tiexec_sys::reopen::{self, PathFile};
 
 use crate::pods::{Pod, Pods};
 use crate::state::Whose;
+use crate::treat::FileState;
 
 /// The facts about a process that rules match.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -25,6 +26,8 @@ pub struct Process {
     pub exe: Option<Vec<u8>>,
     /// The path that the process shows, even where it controls how the path reads.
     pub shown_exe: Vec<u8>,
+    /// Its program's file; `None` if this process may not know it.
+    pub(crate) file: Option<FileState>,
     /// Its unit of the system's manager.
     pub unit: Option<String>,
     /// The path of its cgroup.
@@ -95,6 +98,7 @@ impl Examiner {
             uids: status.credentials.uids,
             contained: status.in_own_pid_namespace,
             shown_exe,
+            file: FileState::of(&held),
             pod_uid,
             pod,
         })

@@ -5,6 +5,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::path::Path;
+use std::str::FromStr;
 use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,15 @@ pub struct Build {
 impl fmt::Display for Build {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.build_id, self.text)
+    }
+}
+
+impl FromStr for Build {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (build_id, text) = text.split_once('/').ok_or("a build is BUILD-ID/DIGEST")?;
+        Ok(Self { build_id: build_id.to_owned(), text: text.to_owned() })
     }
 }
 

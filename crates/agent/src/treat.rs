@@ -25,6 +25,7 @@ use tiexec_remap::mapped::{Copied, copies};
 use tiexec_remap::workers::{self, Aside, Heard, Pool, Said};
 use tiexec_remap::{Failure, open_exe};
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::reopen::{PathFile, Version};
 use tiexec_sys::{Pid, areas};
 
 use crate::jvm::Report;
@@ -43,6 +44,15 @@ pub(crate) struct FileState {
     inode: u64,
     len: u64,
     changed: (i64, i64),
+}
+
+impl FileState {
+    /// Returns the state of a file as far as the kernel knows it already. Never waits for the file's server.
+    pub(crate) fn of(file: &PathFile) -> Option<Self> {
+        let Version { device: (major, minor), inode, len, changed, .. } = file.version().ok()?;
+        let device = rustix::fs::makedev(major, minor);
+        Some(Self { device, inode, len, changed: (changed.0, changed.1.into()) })
+    }
 }
 
 /// A process to work on.

@@ -220,7 +220,7 @@ impl Agent<'_> {
             command.envs(std::env::var_os(name).map(|value| (name, value)));
         }
         command.args(["canary", "--json", "--rule", &of.rule, "--program"]);
-        command.arg(OsStr::from_bytes(&of.program));
+        command.arg(OsStr::from_bytes(&of.program)).arg("--build").arg(of.made.build.to_string());
         command
             .arg("--conf-dir")
             .arg(&self.directory)
@@ -258,7 +258,8 @@ impl Agent<'_> {
         let mut patience = Patience::new();
         for (pid, process) in every() {
             let Some(facts) = self.examiner.process(&process) else { continue };
-            let is_its = self.rules.of(&facts).is_some_and(|rule| rule.name == of.rule);
+            let is_its = self.rules.of(&facts).is_some_and(|rule| rule.name == of.rule)
+                && !self.agenda.runs_another(&facts, &of.made);
             if is_its && facts.shown_exe == of.program && !self.guard.renew(pid) {
                 self.watch_member(pid, &facts, of, &mut patience);
             }

@@ -19,7 +19,7 @@ use crate::metrics::Share;
 use crate::processes::Process;
 use crate::rules::{Action, Rule};
 use crate::state::{Whose, now};
-use crate::treat::{self, FileState, Given, Job, Made, Outcome, Program, Running, Told};
+use crate::treat::{self, FileState, Given, Job, Made, Outcome, Running, Told};
 
 /// Most processes in one batch. Between two batches the agent checks crashes and the state.
 const BATCH: usize = 16;
@@ -45,8 +45,8 @@ pub(super) struct Agenda {
     /// True once the agent has counted the copies that an earlier one made.
     has_counted: bool,
     builds: HashMap<FileState, Made>,
-    /// Programs of which a first process has been switched, and when: whose, and the path that the process shows.
-    first: HashMap<(Option<Whose>, Vec<u8>), Instant>,
+    /// Programs of which a first process has been switched, and when.
+    first: HashMap<Program, Instant>,
     /// Users on whose processes the agent does not work, and since when.
     pub(super) refused: HashMap<Whose, Instant>,
     /// The time that the work on the processes of each user has taken. It counts half after each scan.
@@ -76,13 +76,28 @@ impl Agenda {
         self.builds.insert(file, made);
     }
 
+    /// Returns whether the process is known to run another build.
+    pub(super) fn runs_another(&self, process: &Process, made: &Made) -> bool {
+        let known = process.file.as_ref().and_then(|file| self.builds.get(file));
+        known.is_some_and(|known| known != made)
+    }
+
     /// Remembers that a process of the program has been switched.
-    fn has_switched(&mut self, program: (Option<Whose>, Vec<u8>)) {
+    fn has_switched(&mut self, program: Program) {
         if self.first.len() >= MOST_FIRST {
             self.first.clear();
         }
         self.first.entry(program).or_insert_with(Instant::now);
     }
+}
+
+/// A program as the agent remembers it: a user may show any path, and an upgrade puts another file there.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+struct Program {
+    whose: Option<Whose>,
+    /// The path that the process shows.
+    path: Vec<u8>,
+    file: Option<FileState>,
 }
 
 /// The work on a user's process, beside all other work.
@@ -124,15 +139,15 @@ impl Wanted {
     /// user's process is alone.
     fn goes_with(&self, other: &Self) -> bool {
         self.by == other.by
-            && self.facts.shown_exe == other.facts.shown_exe
+            && self.program() == other.program()
             && self.facts.uids == other.facts.uids
             && self.payer().is_none()
             && other.payer().is_none()
     }
 
-    /// Returns the program as the agent remembers it: a user may show any path.
-    fn program(&self) -> (Option<Whose>, Vec<u8>) {
-        (self.payer(), self.facts.shown_exe.clone())
+    fn program(&self) -> Program {
+        let Process { shown_exe, file, .. } = &self.facts;
+        Program { whose: self.payer(), path: shown_exe.clone(), file: file.clone() }
     }
 }
 
@@ -381,7 +396,7 @@ impl Agent<'_> {
         let Wanted { pid, facts, by: _ } = one;
         let Under { name, action, measures } = under;
         let made = told.program.as_ref().map(|program| program.made.clone());
-        if let Some(Program { file, made, report_of_jvm }) = told.program {
+        if let Some(treat::Program { file, made, report_of_jvm }) = told.program {
             self.agenda.remember(file, made.clone());
             if !matches!(&told.outcome, Some(Ok(outcome)) if !outcome.switched) {
                 self.watch(hold.watch(&facts, payer.clone(), &name, made, report_of_jvm));
@@ -499,6 +514,8 @@ impl Agent<'_> {
 
 #[cfg(test)]
 mod tests {
+    use tiexec_sys::reopen::PathFile;
+
     use super::*;
 
     fn of_root(contained: bool) -> Wanted {
@@ -512,6 +529,27 @@ mod tests {
         for (one, other) in [(false, true), (true, false), (true, true)] {
             assert!(!of_root(one).goes_with(&of_root(other)), "{one} {other}");
         }
+    }
+
+    /// An upgrade of a package puts another file at the path.
+    #[test]
+    fn another_build_at_a_path_is_another_program() {
+        let directory = tempfile::tempdir().unwrap();
+        let running = |text: &str| {
+            let (new, path) = (directory.path().join("new"), directory.path().join("server"));
+            std::fs::write(&new, text).unwrap();
+            std::fs::rename(&new, &path).unwrap();
+            let mut one = of_root(false);
+            one.facts.shown_exe = b"/server".to_vec();
+            one.facts.file = FileState::of(&PathFile::at(&path).unwrap());
+            assert!(one.facts.file.is_some());
+            (PathFile::at(&path).unwrap(), one)
+        };
+        let ((_old, old), (_new, new)) = (running("a"), running("b"));
+        let mut agenda = Agenda::default();
+        agenda.has_switched(old.program());
+        assert!(agenda.first.contains_key(&old.program()));
+        assert!(!agenda.first.contains_key(&new.program()) && !old.goes_with(&new));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use tiexec_agent::state::Build;
 use tiexec_core::config::{BackingChoice, Edges};
 use tiexec_core::value::parse_positive_duration;
 
@@ -173,6 +174,10 @@ pub struct Canary {
     /// The program, if the rule matches several
     #[arg(long, value_name = "FILE", requires = "rule", hide = true)]
     pub program: Option<OsString>,
+
+    /// The build of that program, if processes of several builds have its path
+    #[arg(long, value_name = "ID", requires = "program", hide = true)]
+    pub build: Option<Build>,
 
     /// A command for the shell; the last number of its output is the work done so far, such as a count of requests.
     /// Root runs the command as the user nobody

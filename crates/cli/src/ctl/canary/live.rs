@@ -1,10 +1,11 @@
 //! The processes of a canary, which all switch together and are all reverted at the end.
 
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use tiexec_agent::canary::{Member, Runner, Turn};
-use tiexec_agent::state;
+use tiexec_agent::state::{self, Build};
 use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::proc::cgroup::Units;
@@ -18,6 +19,7 @@ use tiexec_sys::{Pid, areas, process, thp};
 use super::super::alternate::{self, Arm, must_be_as_switched, must_be_plain};
 use super::super::has_text;
 use super::super::targets::failed;
+use super::builds::OneBuild;
 use super::cpu::CpuTime;
 use super::selection::{Selection, used};
 use super::{End, attach};
@@ -37,6 +39,8 @@ pub(super) struct Live<'a> {
     members: BTreeSet<Member>,
     /// The programs of which the journal has an attach.
     told: HashSet<(i32, Identity)>,
+    /// The build, if the processes are selected by their program.
+    one_build: Option<RefCell<OneBuild>>,
     /// The processes that the user named by their IDs.
     named: Option<BTreeSet<Member>>,
     /// The process that used the most processor time.
@@ -65,6 +69,7 @@ impl<'a> Live<'a> {
         selection: Selection,
         settings: &'a Settings,
         turn: Turn<'a>,
+        wanted: Option<Build>,
     ) -> Result<Self, u8> {
         let mut pids = selection.first()?;
         let mut status = exit::GONE;
@@ -79,14 +84,21 @@ impl<'a> Live<'a> {
         if pids.is_empty() {
             return Err(status);
         }
+        let busiest = |pids: &[Pid]| {
+            let main = pids.iter().copied().filter(|pid| member(pid).is_some()).max_by_key(used)?;
+            let exe = ProcDir::of(main).and_then(|process| process.exe_path());
+            Some((main, exe.unwrap_or_default()))
+        };
+        let one_build = match selection.is_by_program() {
+            true => Some(OneBuild::select(wanted, &mut pids, busiest)?.into()),
+            false => None,
+        };
         let members: BTreeSet<Member> = pids.iter().filter_map(member).collect();
-        let main = pids.iter().copied().filter(|pid| member(pid).is_some()).max_by_key(used);
         let eldest = members.iter().copied().min_by_key(|&(pid, begun)| (begun, pid));
-        let Some((main, eldest)) = main.zip(eldest) else {
+        let Some(((main, exe), eldest)) = busiest(&pids).zip(eldest) else {
             warn("cannot begin a canary: the processes have ended");
             return Err(exit::GONE);
         };
-        let exe = ProcDir::of(main).and_then(|process| process.exe_path()).unwrap_or_default();
         let mut seen = BTreeSet::new();
         for &pid in &pids {
             let Ok(process) = ProcDir::of(pid) else { continue };
@@ -100,6 +112,7 @@ impl<'a> Live<'a> {
             turn,
             members: BTreeSet::new(),
             told: HashSet::new(),
+            one_build,
             main,
             copied: None,
             eldest,
@@ -251,7 +264,10 @@ impl<'a> Live<'a> {
         pids.retain(|pid| {
             let member = member(pid);
             let named = |named: &BTreeSet<Member>| member.is_some_and(|it| named.contains(&it));
-            member.is_some() && self.named.as_ref().is_none_or(named)
+            let of_build = |one: &RefCell<OneBuild>| one.borrow_mut().is_run_by(*pid);
+            member.is_some()
+                && self.named.as_ref().is_none_or(named)
+                && self.one_build.as_ref().is_none_or(of_build)
         });
         if pids.is_empty() { Err(End::Gone) } else { Ok(pids) }
     }

@@ -1,6 +1,7 @@
 //! `tiexecctl canary`: switches a service between base pages and copies on huge pages, under its own traffic, until it
 //! is known which is better.
 
+mod builds;
 mod cpu;
 mod live;
 mod selection;
@@ -31,6 +32,7 @@ use tiexec_sys::interrupt;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::clock;
 
+use self::builds::OneBuild;
 use self::live::Live;
 use self::selection::Selection;
 use self::source::{Counter, Guard, Refusal, Server};
@@ -162,7 +164,7 @@ fn prove(options: &Canary) -> Result<u8, u8> {
             return Err(exit::FAILED);
         }
     }
-    let mut live = Live::find(selection, &settings, turn)?;
+    let mut live = Live::find(selection, &settings, turn, options.build.clone())?;
     live.announce(options.max)?;
     live.must_be_possible()?;
     let asked = Instant::now();
@@ -185,11 +187,7 @@ fn prove(options: &Canary) -> Result<u8, u8> {
             return Err(exit::GUARD);
         }
     }
-    let build = ProcDir::of(live.main()).map_err(|error| error.to_string());
-    let build = build.and_then(|process| build_of(&process)).map_err(|why| {
-        warn(format_args!("cannot tell the build of {}: {why}", live.exe().shown()));
-        exit::FAILED
-    })?;
+    let build = OneBuild::of(live.main(), live.exe())?.build;
     interrupt::catch();
     let mut run = Run::new(options, &settings, live, counter, guards, build);
     (run.begun, run.longest_look) = (begun, answered_in);

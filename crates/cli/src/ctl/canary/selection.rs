@@ -105,6 +105,14 @@ impl Selection {
         matches!(self, Self::Targets(targets) if !targets.pids.is_empty())
     }
 
+    /// Returns whether the processes are those of one program.
+    pub(super) fn is_by_program(&self) -> bool {
+        match self {
+            Self::Targets(targets) => targets.exe.is_some(),
+            Self::Rule { .. } => true,
+        }
+    }
+
     /// Returns whether the selection is a whole unit of systemd.
     pub(super) fn is_unit(&self) -> bool {
         matches!(self, Self::Targets(targets) if targets.unit.is_some() || targets.user.is_some())
