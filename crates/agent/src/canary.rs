@@ -8,6 +8,7 @@
 use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -153,8 +154,12 @@ impl Canaries {
     }
 
     /// Returns the processes of the record.
-    pub(crate) fn members(&self) -> BTreeSet<Member> {
-        self.0.read::<Record>(RECORD, VERSION).unwrap_or_default().members
+    ///
+    /// # Errors
+    /// The record cannot be read, so the processes are not known.
+    pub(crate) fn members(&self) -> Result<BTreeSet<Member>, String> {
+        let record = self.0.read::<Record>(RECORD, VERSION);
+        record.map(|record| record.members).map_err(|why| format!("cannot read {RECORD}: {why}"))
     }
 
     /// Returns the canary that the record names, if it lives. Somebody else may hold the lock meanwhile, who has not
@@ -197,6 +202,8 @@ pub struct TakenBack {
     pub reverted: Vec<i32>,
     /// The processes that could not be reverted, and why. They stay in the record.
     pub failed: Vec<(i32, String)>,
+    /// The number of processes for which no time was left. They stay in the record, too.
+    pub left: usize,
     /// Why the record was set aside.
     pub aside: Option<String>,
 }
@@ -228,11 +235,13 @@ impl Turn<'_> {
         self.directory.remove(RECORD);
     }
 
-    /// Reverts the processes of a killed canary, and their descendants. The calling process must have one thread.
+    /// Reverts the processes of a killed canary, and their descendants; those of `last` come last. After `limit` it begins
+    /// with no other process. The calling process must have one thread.
     ///
     /// # Errors
     /// The record could not be read at the moment, so the processes are not known. It stays as it is.
-    pub fn take_back(&self) -> Result<TakenBack, String> {
+    pub fn take_back(&self, limit: Option<Duration>, last: &[i32]) -> Result<TakenBack, String> {
+        let begun = Instant::now();
         let (record, aside) = self.directory.load::<Record>(RECORD, VERSION)?;
         let mut taken = TakenBack { aside, ..TakenBack::default() };
         // No process survives a boot.
@@ -243,12 +252,19 @@ impl Turn<'_> {
         };
         let alive: Vec<Pid> = left.iter().filter_map(lives).collect();
         let mut stay = BTreeSet::new();
-        for pid in Tree::of(&alive).walk(true) {
+        let mut pids: Vec<Pid> = Tree::of(&alive).walk(true).into_iter().collect();
+        pids.sort_by_key(|pid| last.contains(&pid.as_raw_nonzero().get()));
+        for pid in pids {
             let Ok(process) = ProcDir::of(pid) else { continue };
+            let number = pid.as_raw_nonzero().get();
+            if limit.is_some_and(|limit| begun.elapsed() >= limit) {
+                taken.left += 1;
+                stay.extend(start_time(&process).map(|begun| (number, begun)));
+                continue;
+            }
             if look_for_text_of_ours(&process) == Some(false) {
                 continue;
             }
-            let number = pid.as_raw_nonzero().get();
             match take_back(pid) {
                 Ok(()) => taken.reverted.push(number),
                 Err(why) => {
@@ -283,4 +299,40 @@ fn take_back(pid: Pid) -> Result<(), String> {
 fn boot() -> String {
     let id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     id.map(|id| id.trim().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each process may take the agent a minute, and a user decides how many there are.
+    #[test]
+    fn processes_for_which_no_time_is_left_stay_in_the_record() {
+        let directory = tempfile::tempdir().unwrap();
+        let canaries = Canaries::open(&directory.path().join("state")).unwrap();
+        let turn = canaries.begin().unwrap().unwrap();
+        let mut child = tiexec_engine::programs::of_user("sleep").arg("60").spawn().unwrap();
+        let number = child.id().cast_signed();
+        let pid = Pid::from_raw(number).unwrap();
+        let member = (number, start_time(&ProcDir::of(pid).unwrap()).unwrap());
+        turn.note(&BTreeSet::from([member])).unwrap();
+        let taken = turn.take_back(Some(Duration::ZERO), &[]).unwrap();
+        assert_eq!((taken.left, taken.failed, taken.reverted), (1, vec![], vec![]));
+        assert_eq!(canaries.members(), Ok(BTreeSet::from([member])));
+        // The process has no copies, so there is nothing to revert.
+        assert_eq!(turn.take_back(None, &[number]), Ok(TakenBack::default()));
+        assert!(!canaries.has_record());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// A record that cannot be read is not an empty one.
+    #[test]
+    fn an_unreadable_record_is_not_empty() {
+        let directory = tempfile::tempdir().unwrap();
+        let canaries = Canaries::open(&directory.path().join("state")).unwrap();
+        assert_eq!(canaries.members(), Ok(BTreeSet::new()));
+        std::fs::create_dir(directory.path().join("state").join(RECORD)).unwrap();
+        assert!(canaries.members().is_err());
+    }
 }

@@ -60,6 +60,9 @@ const LAST: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(500);
 /// The longest wait between two checks whether a canary was killed.
 const CANARY: Duration = Duration::from_secs(5);
+/// The time after which a round begins with no other revert of what a killed canary left. A process of a user may take a
+/// minute and a half, and a user decides how many there are.
+const REVERTS: Duration = Duration::from_secs(30);
 /// The least time between two reads of events, so that a process which causes events without end does not keep the
 /// agent busy.
 const SPACING: Duration = Duration::from_millis(100);
@@ -197,8 +200,8 @@ pub struct Agent<'a> {
     proofs: Proofs,
     /// The time at which the agent last checked whether a canary was killed.
     canary_seen: Option<Instant>,
-    /// The time at which the agent last could not revert a process of a killed canary.
-    reverted_left: Option<Instant>,
+    /// The time at which the agent last could not revert all processes of a killed canary, and those that failed.
+    unreverted: (Option<Instant>, Vec<i32>),
     machine: Machine,
     /// The reason why the agent starts no work, if a file stops it.
     off: Option<Off>,
@@ -256,7 +259,7 @@ impl<'a> Agent<'a> {
             verdicts_stamp: None,
             proofs: Proofs::default(),
             canary_seen: None,
-            reverted_left: None,
+            unreverted: (None, Vec::new()),
             machine,
             off: None,
             feed: Feed { events, read_at: Instant::now(), told: false },
@@ -344,7 +347,7 @@ impl<'a> Agent<'a> {
             // A release from quarantine concerns processes that wait for nothing else.
             self.read_state();
             if self.canary_seen.is_none_or(|last| last.elapsed() >= CANARY) {
-                self.see_canary();
+                let _in_canary = self.see_canary();
             }
             self.read_events();
             self.read_pods();
@@ -504,28 +507,38 @@ impl<'a> Agent<'a> {
         self.say_once("verdicts", Level::Warning, problem.unwrap_or_default());
     }
 
-    /// Reverts the processes of a killed canary. Returns the processes of a live canary: the agent leaves these alone.
-    fn see_canary(&mut self) -> BTreeSet<Member> {
+    /// Reverts the processes of a killed canary. Returns the processes that the agent leaves alone: those of a live canary, and
+    /// those that wait for their revert. `None` if they are not known.
+    fn see_canary(&mut self) -> Option<BTreeSet<Member>> {
         self.canary_seen = Some(Instant::now());
         let Some(canaries) = self.canaries.as_ref().filter(|canaries| canaries.has_record()) else {
-            return BTreeSet::new();
+            return Some(BTreeSet::new());
         };
+        let (since, last) = &self.unreverted;
         // The pause limits the retries for a process that cannot be reverted.
-        let is_soon = self.reverted_left.is_some_and(|last| last.elapsed() < EVERY);
+        let is_soon = since.is_some_and(|since| since.elapsed() < EVERY);
         let taken = match canaries.begin() {
-            Ok(Some(turn)) if self.off.is_none() && !is_soon => turn.take_back(),
-            Ok(Some(_)) | Err(_) => return BTreeSet::new(),
-            Ok(None) => return canaries.members(),
+            Ok(Some(turn)) if self.off.is_none() && !is_soon => {
+                turn.take_back(Some(REVERTS), last).map(Some)
+            }
+            Ok(_) => Ok(None),
+            Err(why) => Err(why),
         };
-        let taken = match taken {
-            Ok(taken) => taken,
-            Err(why) => {
-                self.say_once("canary record", Level::Warning, why);
-                return BTreeSet::new();
+        let left = canaries.members();
+        let (taken, left) = match (taken, left) {
+            (Ok(taken), Ok(left)) => (taken, left),
+            (Err(why), _) | (_, Err(why)) => {
+                let text = format!("begins nothing, because a canary may run: it {why}");
+                self.say_once("canary record", Level::Warning, text);
+                return None;
             }
         };
-        let TakenBack { reverted, failed, aside } = taken;
-        self.reverted_left = (!failed.is_empty()).then(Instant::now);
+        let Some(TakenBack { reverted, failed, left: not_begun, aside }) = taken else {
+            return Some(left);
+        };
+        let is_done = failed.is_empty() && not_begun == 0;
+        let failed_ones = failed.iter().map(|&(pid, _)| pid).collect();
+        self.unreverted = ((!is_done).then(Instant::now), failed_ones);
         for pid in reverted {
             self.say(Level::Info, &format!("{pid}: reverted, because its canary was killed"));
         }
@@ -534,7 +547,7 @@ impl<'a> Agent<'a> {
             self.say_once("canary", Level::Warning, text);
         }
         self.say_once("canary record", Level::Warning, aside.unwrap_or_default());
-        BTreeSet::new()
+        Some(left)
     }
 
     fn say_trips(&mut self) {
@@ -704,7 +717,8 @@ impl<'a> Agent<'a> {
             return;
         }
         self.read_verdicts();
-        let in_canary = self.see_canary();
+        // Without it, the processes stay due.
+        let Some(in_canary) = self.see_canary() else { return };
         let wanted = self.agenda.wanted.iter().enumerate();
         let waiting: HashMap<Pid, usize> = wanted.map(|(at, one)| (one.pid, at)).collect();
         for pid in due {

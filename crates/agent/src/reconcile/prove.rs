@@ -5,7 +5,7 @@
 //! for crashes. It ends the child when the build crashes or the agent ends. It obeys the verdict as if an operator had
 //! run the canary.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -159,8 +159,11 @@ impl Agent<'_> {
     /// about its processes.
     pub(super) fn end_canary_of(&self, crashed: &Quarantined, pid: Pid) {
         let Some(proving) = &self.proofs.running else { return };
-        let members = self.canaries.as_ref().map(Canaries::members).unwrap_or_default();
-        let is_member = members.iter().any(|&(number, _)| number == pid.as_raw_nonzero().get());
+        let members = self.canaries.as_ref().map_or_else(|| Ok(BTreeSet::new()), Canaries::members);
+        // Where the processes are not known, it may be one of them.
+        let is_member = members.map_or(true, |members| {
+            members.iter().any(|&(number, _)| number == pid.as_raw_nonzero().get())
+        });
         if proving.of.made.build == crashed.build && (crashed.uid.is_none() || is_member) {
             proving.stop();
         }
@@ -240,7 +243,14 @@ impl Agent<'_> {
         let of = proving.of.clone();
         let Some(canaries) = &self.canaries else { return };
         let mut patience = Patience::new();
-        for (number, begun) in canaries.members() {
+        let members = match canaries.members() {
+            Ok(members) => members,
+            Err(why) => {
+                let text = format!("cannot watch the processes of a canary: it {why}");
+                return self.say_once("canary record", Level::Warning, text);
+            }
+        };
+        for (number, begun) in members {
             let Some(pid) = Pid::from_raw(number) else { continue };
             if self.guard.renew(pid) {
                 continue;

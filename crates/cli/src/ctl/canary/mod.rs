@@ -285,7 +285,7 @@ fn begin(canaries: &Canaries) -> Result<Turn<'_>, u8> {
 
 /// Reverts the processes of a killed canary.
 fn take_back(turn: &Turn<'_>) -> Result<(), u8> {
-    let taken = turn.take_back().map_err(|why| {
+    let taken = turn.take_back(None, &[]).map_err(|why| {
         warn(format_args!("cannot begin a canary: it {why}"));
         exit::FAILED
     })?;
