@@ -125,7 +125,9 @@ impl Process {
 
     /// Returns the owner of the process, so that the crashes of one user do not affect another user.
     pub fn whose(&self) -> Whose {
+        let is_in_pod = self.pod_uid.is_some();
         let namespace = self.pod.as_ref().map(|pod| pod.namespace.clone());
+        let namespace = namespace.or_else(|| is_in_pod.then(|| Whose::UNKNOWN.to_owned()));
         Whose { uid: self.uid(), namespace }
     }
 
@@ -168,5 +170,8 @@ mod tests {
         let pod = Pod { namespace: "shop".to_owned(), ..Pod::default() };
         let known = Process { pod: Some(pod), ..of_pod.clone() };
         assert_ne!(of_pod.whose(), known.whose());
+        let outside = Process { pod_uid: None, ..of_pod.clone() };
+        assert_ne!(of_pod.whose(), outside.whose());
+        assert!(of_pod.whose().may_be(&known.whose()) && !of_pod.whose().may_be(&outside.whose()));
     }
 }

@@ -62,15 +62,32 @@ impl FromStr for Build {
 pub struct Whose {
     /// The user id.
     pub uid: u32,
-    /// The namespace of its pod; `None` outside of pods that the agent knows.
+    /// The namespace of its pod, or [`Whose::UNKNOWN`]; `None` outside of pods.
     pub namespace: Option<String>,
+}
+
+impl Whose {
+    /// Stands for the namespace of a pod that the agent does not know. No namespace has this name.
+    pub(crate) const UNKNOWN: &str = "";
+
+    /// Returns whether both may be the same owner: one is in a pod that the agent does not know, or did not know then.
+    pub(crate) fn may_be(&self, other: &Self) -> bool {
+        let is_same = match (&self.namespace, &other.namespace) {
+            (Some(one), Some(two)) => one == two || [one, two].iter().any(|it| *it == Self::UNKNOWN),
+            (one, two) => one == two,
+        };
+        self.uid == other.uid && is_same
+    }
 }
 
 impl fmt::Display for Whose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "user {}", self.uid)?;
-        let namespace = self.namespace.as_ref();
-        namespace.map_or(Ok(()), |name| write!(f, " of namespace {}", name.shown()))
+        match self.namespace.as_deref() {
+            None => Ok(()),
+            Some(Self::UNKNOWN) => write!(f, " of an unknown pod"),
+            Some(name) => write!(f, " of namespace {}", name.shown()),
+        }
     }
 }
 
@@ -120,7 +137,7 @@ impl State {
     /// Returns the entry that forbids an attach to this build in a process of this owner.
     pub fn quarantined(&self, build: &Build, user: &Whose) -> Option<&Quarantined> {
         let mut of_build = self.quarantine.iter().filter(|one| one.build == *build);
-        of_build.find(|one| one.whose().is_none_or(|whose| whose == *user))
+        of_build.find(|one| one.whose().is_none_or(|whose| whose.may_be(user)))
     }
 
     /// Returns whether a rule is off, because at least two of its builds crashed.
@@ -403,5 +420,12 @@ mod tests {
         assert!(state.quarantined(&build, &of(999, Some("bank"))).is_none());
         assert!(state.quarantined(&build, &of(999, None)).is_none());
         assert!(!state.is_off("r"));
+        // While the pod is not known, it may be one of that namespace.
+        assert!(state.quarantined(&build, &of(999, Some(""))).is_some());
+        assert!(state.quarantined(&build, &of(998, Some(""))).is_none());
+        state.add(Quarantined { namespace: Some(String::new()), ..crash("b", "r", Some(999)) });
+        let build = crash("b", "r", None).build;
+        assert!(state.quarantined(&build, &of(999, Some("shop"))).is_some());
+        assert!(state.quarantined(&build, &of(999, None)).is_none());
     }
 }
