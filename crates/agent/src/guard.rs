@@ -8,7 +8,7 @@
 //!
 //! A Go program handles the signals of a crash and ends with exit status 2, as after a wrong option. So that status counts
 //! only with a fault of the program's before it. A JVM may end with exit status 1, which counts only with its
-//! report (`jvm`).
+//! report (`jvm`). While records of faults are missing, such an end counts as well, because it may have been a crash.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -39,6 +39,9 @@ const NAMES: usize = 32;
 /// The signals of a crash: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGSEGV.
 const CRASHES: [i32; 5] = [4, 5, 6, 7, 11];
 
+/// In the place of a signal: records of faults were missing.
+pub(crate) const UNSEEN: i32 = 0;
+
 /// Returns the name of a signal of a crash.
 pub fn signal_name(signal: i32) -> &'static str {
     match signal {
@@ -47,6 +50,7 @@ pub fn signal_name(signal: i32) -> &'static str {
         6 => "SIGABRT",
         7 => "SIGBUS",
         11 => "SIGSEGV",
+        UNSEEN => "a signal that was not seen",
         _ => "another signal",
     }
 }
@@ -165,6 +169,8 @@ pub(crate) struct Guard {
     faults: Option<(BTreeSet<Vec<u8>>, SignalWatch)>,
     /// The last faults of processes.
     faulted: HashMap<i32, Sent>,
+    /// When records of faults were last missing.
+    missing: Option<Instant>,
     /// The processes in work that may be Go programs, and their names.
     expected: HashMap<i32, Vec<u8>>,
     /// The names of Go programs.
@@ -186,7 +192,8 @@ impl Guard {
         let (sent, heard) = (&mut self.sent, Instant::now());
         sent.retain(|pid, _| pids.contains(pid));
         let Some(signals) = &mut self.signals else { return };
-        signals.read(|one| {
+        // Without a sender, a death counts as the process's own crash. So a missing record hides no crash.
+        let _missing = signals.read(|one| {
             // A signal to another thread than the first has that thread's ID as its target, which is not in `pids`. A
             // death by that signal therefore counts as the process's own crash.
             if one.sender != one.target && pids.contains(&one.target) {
@@ -203,11 +210,14 @@ impl Guard {
         let (faulted, heard) = (&mut self.faulted, Instant::now());
         faulted.retain(|pid, _| pids.contains(pid));
         let Some((_, faults)) = &mut self.faults else { return };
-        faults.read(|one| {
+        let is_missing = faults.read(|one| {
             if pids.contains(&one.sender) {
                 faulted.insert(one.sender, Sent { signal: one.signal, sender: one.sender, heard });
             }
         });
+        if is_missing {
+            self.missing = Some(heard);
+        }
     }
 
     /// Records the faults of all Go programs that are watched or in work, and of no others.
@@ -217,9 +227,14 @@ impl Guard {
         if self.faults.as_ref().map_or(names.is_empty(), |(now, _)| *now == names) {
             return;
         }
-        // The new watch begins before the old one ends. Where signals cannot be recorded, the agent has said so.
+        // The new watch begins before the old one ends.
         let new = if names.is_empty() { None } else { SignalWatch::open_faults(&names).ok() };
         self.hear_faults();
+        // Where no signals can be recorded at all, the agent has said so.
+        if new.is_none() && !names.is_empty() && self.signals.is_some() {
+            self.missing = Some(Instant::now());
+            return;
+        }
         self.faults = new.map(|watch| (names, watch));
     }
 
@@ -286,9 +301,11 @@ impl Guard {
         let mut crashes = Vec::new();
         let pid = |one: &Watched| one.held.pid.as_raw_nonzero().get();
         let pids: HashSet<i32> = self.watched.iter().map(pid).collect();
-        // The records of faults before these ends are complete now.
+        // The records of faults before these ends are complete now. A watch that could not be opened is tried again.
+        self.choose_faults();
         self.hear_faults();
         let faulted = &self.faulted;
+        let is_missing = self.missing.is_some_and(|since| since.elapsed() < EFFECT);
         let mut patience = Patience::new();
         self.watched.retain(|one| {
             let after = one.since.elapsed();
@@ -297,6 +314,9 @@ impl Guard {
             let end = match (end, fault) {
                 (Ok(Some(Wait::Exited(CRASH_OF_GO))), Some(fault)) if one.of_go.is_some() => {
                     Ok(Some(Wait::Killed(fault.signal)))
+                }
+                (Ok(Some(Wait::Exited(CRASH_OF_GO))), None) if one.of_go.is_some() && is_missing => {
+                    Ok(Some(Wait::Killed(UNSEEN)))
                 }
                 (Ok(Some(Wait::Exited(jvm::CRASH))), _)
                     if one.report_of_jvm.as_ref().is_some_and(|report| {
@@ -309,7 +329,7 @@ impl Guard {
             };
             match end {
                 Ok(None) => after < WINDOW || has_ended(one.held.pid),
-                Ok(Some(Wait::Killed(signal))) if CRASHES.contains(&signal) => {
+                Ok(Some(Wait::Killed(signal))) if CRASHES.contains(&signal) || signal == UNSEEN => {
                     let entry = Quarantined {
                         build: one.build.clone(),
                         uid: one.whose.as_ref().map(|whose| whose.uid),
@@ -344,4 +364,44 @@ impl Guard {
 fn has_ended(pid: Pid) -> bool {
     let status = ProcDir::of(pid).and_then(|process| process.status());
     status.is_ok_and(|status| matches!(status.state, b'Z' | b'X'))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+
+    use support::{is_root, require};
+
+    use super::*;
+    use crate::machine::Machine;
+
+    /// Returns the crashes that the guard sees when a Go program ends with status 2.
+    fn crashes_of_go(missing: Option<Instant>) -> Vec<Crash> {
+        let mut go = tiexec_engine::programs::of_user("sh");
+        go.args(["-c", "read x; exit 2"]).stdin(Stdio::piped());
+        let mut child = go.spawn().unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+        let identity = Identity::of(&ProcDir::of(pid).unwrap()).unwrap();
+        let build = Build { build_id: "b".to_owned(), text: "t".to_owned() };
+        let made = Made { build, is_go: true };
+        let held = Held::of(pid, identity);
+        let mut guard = Guard::default();
+        // The shell may not have begun yet.
+        let Some(held) = held else { panic!("the process lives") };
+        guard.watched.push(held.watch(&Process::default(), None, "r", made, None));
+        guard.missing = missing;
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        guard.crashes(guard.ends())
+    }
+
+    /// The kernel drops records where a buffer is full, and a user can fill it.
+    #[test]
+    fn a_missing_record_hides_no_crash() {
+        require!(is_root() && Machine::look().has_guard, "Linux 6.15");
+        assert_eq!(crashes_of_go(None).len(), 0, "a wrong option");
+        let [crash] = &crashes_of_go(Some(Instant::now()))[..] else { panic!("no crash") };
+        assert_eq!(signal_name(crash.entry.signal), "a signal that was not seen");
+        assert_eq!(crashes_of_go(Instant::now().checked_sub(2 * EFFECT)).len(), 0);
+    }
 }

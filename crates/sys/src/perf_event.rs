@@ -123,6 +123,9 @@ pub enum Woken {
     End,
 }
 
+/// Bytes of a short record and of one that tells of a loss.
+const ROOM: u64 = 256;
+
 /// One processor's buffer.
 #[derive(Debug)]
 struct Ring {
@@ -232,11 +235,14 @@ impl Rings {
     }
 
     /// Passes all new records to `each`, those of each processor in order, each cut after `most` bytes;
-    /// `None` for bytes that no kernel writes.
-    pub(crate) fn read(&mut self, most: usize, mut each: impl FnMut(Option<&[u8]>)) {
+    /// `None` for bytes that no kernel writes. Returns whether a buffer had no room for a record: the kernel tells of the loss
+    /// only beside the next record.
+    pub(crate) fn read(&mut self, most: usize, mut each: impl FnMut(Option<&[u8]>)) -> bool {
+        let mut was_full = false;
         for ring in &mut self.rings {
-            ring.read(most, &mut each);
+            was_full |= ring.read(most, &mut each);
         }
+        was_full
     }
 }
 
@@ -316,10 +322,11 @@ impl Ring {
         }
     }
 
-    fn read(&mut self, most: usize, each: &mut impl FnMut(Option<&[u8]>)) {
+    fn read(&mut self, most: usize, each: &mut impl FnMut(Option<&[u8]>)) -> bool {
         // Acquire: everything before the head is written.
         let head = self.word(DATA_HEAD).load(Ordering::Acquire);
         let mut tail = self.word(DATA_TAIL).load(Ordering::Relaxed);
+        let was_full = head.wrapping_sub(tail) + ROOM > self.len as u64;
         let mut record = Vec::new();
         while tail != head {
             let mut header = [0; HEADER_LEN];
@@ -337,6 +344,7 @@ impl Ring {
         }
         // Release: the kernel may write there from now on.
         self.word(DATA_TAIL).store(tail, Ordering::Release);
+        was_full
     }
 }
 

@@ -16,6 +16,7 @@ use crate::procfs::ProcDir;
 const PERF_TYPE_TRACEPOINT: u32 = 2;
 const PERF_SAMPLE_TID: u64 = 1 << 1;
 const PERF_SAMPLE_RAW: u64 = 1 << 10;
+const PERF_RECORD_LOST: u32 = 2;
 const PERF_RECORD_SAMPLE: u32 = 9;
 /// `_IOW('$', 6, char *)`.
 const PERF_EVENT_IOC_SET_FILTER: u32 = 0x4008_2406;
@@ -115,14 +116,18 @@ impl SignalWatch {
         Ok(Self { rings, fields })
     }
 
-    /// Passes to `each` all signals that were sent since the last call, and not ignored.
-    pub fn read(&mut self, mut each: impl FnMut(Sent)) {
-        let fields = self.fields;
-        self.rings.read(256, |record| {
+    /// Passes to `each` all signals that were sent since the last call, and not ignored. Returns whether records are missing
+    /// among them.
+    #[must_use = "a signal may be missing"]
+    pub fn read(&mut self, mut each: impl FnMut(Sent)) -> bool {
+        let (fields, mut lost) = (self.fields, false);
+        let was_full = self.rings.read(256, |record| {
+            lost |= record.is_none_or(tells_of_loss);
             if let Some(sent) = record.and_then(|record| parse(record, fields)) {
                 each(sent);
             }
         });
+        lost || was_full
     }
 }
 
@@ -135,6 +140,11 @@ fn filter_of_faults(names: &BTreeSet<Vec<u8>>) -> String {
     let of_name = |name: &Vec<u8>| format!("comm==\"{}\"", String::from_utf8_lossy(name));
     let names: Vec<String> = names.iter().map(of_name).collect();
     format!("{FAULTS}&&({})", names.join("||"))
+}
+
+/// Returns whether the kernel had no room for a record before this one.
+fn tells_of_loss(record: &[u8]) -> bool {
+    record.get(..4) == Some(&PERF_RECORD_LOST.to_ne_bytes())
 }
 
 /// Parses a record; `None` for another kind of record, and for a signal that had no effect.
@@ -209,5 +219,6 @@ mod tests {
         assert_eq!(parse(&record[..60], fields), None);
         record[RAW + 44] = 1;
         assert_eq!(parse(&record, fields), None, "it was ignored");
+        assert!(!tells_of_loss(&record) && tells_of_loss(&[2, 0, 0, 0, 0, 0, 24, 0]));
     }
 }

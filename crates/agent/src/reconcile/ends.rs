@@ -5,7 +5,15 @@ use std::time::Instant;
 use tiexec_engine::journal;
 
 use super::{Agent, Level};
-use crate::guard::{Crash, Watched, signal_name};
+use crate::guard::{Crash, UNSEEN, Watched, signal_name};
+
+/// Returns the end of a process in words.
+fn how(signal: i32) -> String {
+    match signal {
+        UNSEEN => "may have crashed (it ended with status 2, and records of faults are missing)".to_owned(),
+        signal => format!("crashed by {}", signal_name(signal)),
+    }
+}
 
 impl Agent<'_> {
     /// Watches a process for crashes.
@@ -34,10 +42,10 @@ impl Agent<'_> {
             }
             let whose = entry.whose().map_or(String::new(), |whose| format!(" for {whose} alone"));
             let text = format!(
-                "{exe} {number} (rule {}) crashed by {} {} s after its text was switched: build {} is in quarantine{whose}; \
+                "{exe} {number} (rule {}) {} {} s after its text was switched: build {} is in quarantine{whose}; \
                  fix: tiexecctl quarantine --release {}",
                 entry.rule,
-                signal_name(entry.signal),
+                how(entry.signal),
                 after.as_secs(),
                 entry.build,
                 entry.build.text
