@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(feature = "kubernetes")]
 use tiexec_sys::impersonate::{self, NOBODY, Place};
+use tiexec_remap::workers;
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::process_name::Role;
 use tiexec_sys::seqpacket::{self, Packets};
@@ -111,8 +112,7 @@ impl PodWatch {
 
     fn end(&mut self) {
         if let Some((pid, _)) = self.running.take() {
-            let _gone = process::kill(pid);
-            let _gone = process::wait_for(pid, Duration::from_secs(1));
+            workers::end(pid, Duration::from_secs(1));
         }
     }
 

@@ -22,7 +22,7 @@ use tiexec_engine::identity::Identity;
 use tiexec_engine::pauses::Growing;
 use tiexec_engine::times;
 use tiexec_remap::mapped::Copied;
-use tiexec_remap::workers::Heard;
+use tiexec_remap::workers::{self, Heard};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, cgroup_namespace, interrupt, pidfd, process, with_symbols};
 
@@ -342,6 +342,7 @@ impl<'a> Agent<'a> {
         loop {
             let _nobody_listens = sd_notify::notify(&[NotifyState::Watchdog]);
             timing.take_if(|timing| matches!(timing.hear(), Heard::End));
+            let _have_not_ended = workers::reap();
             self.see_switch();
             self.see_aside();
             // A release from quarantine concerns processes that wait for nothing else.

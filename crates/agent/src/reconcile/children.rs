@@ -23,3 +23,29 @@ pub(super) fn spawn(mut command: Command) -> io::Result<Child> {
     process::block_signals();
     started
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tiexec_remap::workers;
+    use tiexec_sys::Pid;
+    use tiexec_sys::procfs::ProcDir;
+
+    use super::*;
+
+    /// A canary that takes longer than the agent waits ends at some time.
+    #[test]
+    fn a_child_that_ends_late_is_reaped() {
+        let mut sleep = programs::of_user("sleep");
+        let mut child = sleep.arg("60").spawn().unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
+        workers::reap_later(pid);
+        assert_eq!(workers::reap(), 1);
+        child.kill().unwrap();
+        while workers::reap() > 0 {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(ProcDir::of(pid).is_err(), "it was reaped");
+    }
+}

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use serde::Deserialize;
 use tiexec_core::escape::AsShown;
+use tiexec_remap::workers;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 
@@ -292,6 +293,9 @@ impl Agent<'_> {
         let mut answer = Vec::new();
         // A canary that does not end keeps its lock and its record, so the agent leaves it and its processes alone.
         let has_ended = child.try_wait().is_ok_and(|status| status.is_some());
+        if let Some(pid) = pid_of(&child).filter(|_| !has_ended) {
+            workers::reap_later(pid);
+        }
         if let Some(output) = child.stdout.take().filter(|_| has_ended) {
             let _cut = output.take(LONGEST).read_to_end(&mut answer);
         }
@@ -328,9 +332,13 @@ impl Agent<'_> {
     }
 }
 
+fn pid_of(child: &Child) -> Option<Pid> {
+    i32::try_from(child.id()).ok().and_then(Pid::from_raw)
+}
+
 impl Proving {
     fn stop(&self) {
-        if let Some(pid) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
+        if let Some(pid) = pid_of(&self.child) {
             let _it_has_ended = rustix::process::kill_process(pid, Signal::TERM);
         }
     }

@@ -337,9 +337,26 @@ impl Drop for Worker {
     }
 }
 
+/// Children that had not ended in time.
+static UNREAPED: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
 /// Kills a child of this process and waits for its end, but at most `patience`: a child that waits for a file
-/// cannot be killed.
-fn end(child: Pid, patience: Duration) {
+/// cannot be killed. [`reap`] reaps it later.
+pub fn end(child: Pid, patience: Duration) {
     let _gone = process::kill(child);
-    let _stuck = process::wait_until(child, Instant::now() + patience);
+    if matches!(process::wait_until(child, Instant::now() + patience), Ok(None)) {
+        reap_later(child);
+    }
+}
+
+/// Leaves a child that has not ended to [`reap`].
+pub fn reap_later(child: Pid) {
+    lock(&UNREAPED).push(child);
+}
+
+/// Reaps the children that have ended since, and did not in time. Never waits. Returns how many have still not ended.
+pub fn reap() -> usize {
+    let mut unreaped = lock(&UNREAPED);
+    unreaped.retain(|&child| matches!(process::wait_until(child, Instant::now()), Ok(None)));
+    unreaped.len()
 }
