@@ -59,6 +59,9 @@ pub struct Finding {
     pub exe: String,
     /// The machine-id(5) of the host, so that each host counts once.
     pub machine: String,
+    /// The user whose process it was, if it was not one of the machine's own. Findings of one user take no room of others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<u32>,
     /// The time of the finding, in seconds since 1970.
     pub when: u64,
 }
@@ -242,6 +245,7 @@ fn together(findings: &[&Finding]) -> Option<Finding> {
         standard_error: Some(variance.sqrt()),
         pairs,
         hosts: known.len(),
+        owner: None,
         ..(*newest).clone()
     })
 }
@@ -321,6 +325,7 @@ mod tests {
             hosts: 1,
             exe: "/x".to_owned(),
             machine: machine.to_string(),
+            owner: None,
             when: 1,
         }
     }

@@ -24,6 +24,7 @@
 pub mod canary;
 pub mod decide;
 mod events;
+mod fair;
 mod forked;
 pub mod guard;
 mod jvm;

@@ -7,11 +7,12 @@ use tiexec_advise::canary::{Finding, Subject};
 use tiexec_advise::sequential::Verdict;
 use tiexec_core::config::{BackingChoice, EdgePolicy, Edges, Settings};
 
+use crate::fair::surplus;
 use crate::state::{Build, now};
 
 /// The version of the files that canaries write.
 pub(crate) const VERSION: u32 = 1;
-/// Most verdicts that are kept; the oldest go first.
+/// Most verdicts that are kept. The oldest of the user who has the most goes first.
 const MOST: usize = 256;
 /// The fewest pairs after which a verdict can be known. With fewer pairs, a canary leaves no verdict.
 pub const FEWEST_PAIRS: usize = 10;
@@ -35,8 +36,10 @@ impl Verdicts {
     pub fn add(&mut self, new: Finding) {
         self.findings.retain(|old| old.subject != new.subject);
         self.findings.push(new);
-        let excess = self.findings.len().saturating_sub(MOST);
-        self.findings.drain(..excess);
+        while self.findings.len() > MOST {
+            let owners = self.findings.iter().map(|finding| finding.owner);
+            self.findings.remove(surplus(owners).unwrap_or(0));
+        }
     }
 
     /// Returns what is known about a build on this machine with these settings of the attach.

@@ -22,12 +22,13 @@ use tiexec_sys::procfs::ProcDir;
 use super::children::{spawn, tiexecctl};
 use super::{Agent, Level};
 use crate::canary::Canaries;
+use crate::fair::surplus;
 use crate::guard::Held;
 use crate::jvm::{Patience, Report};
 use crate::measure::Measure;
 use crate::pods;
 use crate::processes::{Process, every};
-use crate::state::Quarantined;
+use crate::state::{Quarantined, Whose};
 use crate::treat::Made;
 use crate::verdicts::AGAIN;
 
@@ -37,7 +38,7 @@ const RETRY: Duration = Duration::from_secs(3600);
 const MOST_UNPROVEN: usize = 1024;
 /// The time that a canary has to revert its processes when the agent ends it.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Most builds that wait for a canary.
+/// Most builds that wait for a canary, besides those of the machine's own services, of which as many may wait.
 const MOST: usize = 64;
 /// Most bytes of a canary's answer.
 const LONGEST: u64 = 64 << 10;
@@ -51,14 +52,58 @@ pub(super) struct Proofs {
     pub(super) running: Option<Proving>,
     /// The builds whose canary has no verdict.
     failed: Vec<Unproven>,
+    /// The users whose canaries have begun, each once, the last one at the end.
+    served: VecDeque<Whose>,
+}
+
+impl Proofs {
+    /// Adds a build to those that wait, unless too many wait. Users together have limited room, and so has the machine.
+    fn wait(&mut self, one: Unproved) {
+        let is_of_users = one.whose.is_some();
+        self.waiting.push_back(one);
+        let together = self.waiting.iter().filter(|one| one.whose.is_some() == is_of_users);
+        if together.count() <= MOST {
+            return;
+        }
+        match surplus(self.waiting.iter().map(|one| one.whose.as_ref())) {
+            Some(at) if is_of_users => drop(self.waiting.remove(at)),
+            _ => drop(self.waiting.pop_back()),
+        }
+    }
+
+    /// Takes the build whose turn it is: one of the machine, or one of the user whose last canary is the longest ago.
+    fn next(&mut self) -> Option<Unproved> {
+        let turn = |one: &Unproved| {
+            let whose = one.whose.as_ref()?;
+            let served = self.served.iter().position(|served| served == whose);
+            Some(served.map_or(0, |at| at + 1))
+        };
+        let (at, _) = self.waiting.iter().enumerate().min_by_key(|(_, one)| turn(one))?;
+        let next = self.waiting.remove(at)?;
+        if let Some(whose) = &next.whose {
+            self.served.retain(|served| served != whose);
+            self.served.push_back(whose.clone());
+            self.served.drain(..self.served.len().saturating_sub(MOST));
+        }
+        Some(next)
+    }
 }
 
 /// A build that waits for a canary.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Unproved {
+    /// The user whose process asked for it; `None` for the machine.
+    pub(super) whose: Option<Whose>,
     pub(super) rule: String,
     pub(super) program: Vec<u8>,
     pub(super) made: Made,
+}
+
+impl Unproved {
+    /// Returns whether both are about the same, whoever asked for it.
+    fn is_like(&self, other: &Self) -> bool {
+        (&self.rule, &self.program, &self.made) == (&other.rule, &other.program, &other.made)
+    }
 }
 
 /// A canary that the agent has started.
@@ -128,11 +173,14 @@ impl Agent<'_> {
             .proofs
             .failed
             .iter()
-            .any(|failed| failed.of == one && failed.measure == measure && failed.rests());
-        let is_known = self.proofs.waiting.contains(&one)
-            || self.proofs.running.as_ref().is_some_and(|proving| proving.of == one);
-        if !is_soon && !is_known && self.proofs.waiting.len() < MOST {
-            self.proofs.waiting.push_back(one);
+            .any(|failed| failed.of.is_like(&one) && failed.measure == measure && failed.rests());
+        // The machine's wish also counts if a user's waits already.
+        let is_known = self.proofs.waiting.iter().any(|other| {
+            other.is_like(&one) && (other.whose.is_none() || one.whose.is_some())
+        }) || self.proofs.running.as_ref().is_some_and(|proving| proving.of.is_like(&one));
+        if !is_soon && !is_known {
+            self.proofs.waiting.retain(|other| !other.is_like(&one));
+            self.proofs.wait(one);
         }
     }
 
@@ -193,7 +241,7 @@ impl Agent<'_> {
         if !self.read_state() {
             return;
         }
-        let Some(of) = self.proofs.waiting.pop_front() else { return };
+        let Some(of) = self.proofs.next() else { return };
         let measure = self.measure_of(&of);
         let mut crashed = self.state.quarantine.iter().filter(|one| one.uid.is_none());
         let is_crashed = crashed.any(|one| one.build == of.made.build);
@@ -324,11 +372,13 @@ impl Agent<'_> {
 
     /// Notes that the canary of a build has no verdict, and does not repeat the canary within the pause.
     fn has_no_proof(&mut self, of: Unproved, measure: Option<Measure>, pause: Duration) {
-        self.proofs.failed.retain(|other| other.of != of && other.rests());
-        if self.proofs.failed.len() >= MOST_UNPROVEN {
-            self.proofs.failed.remove(0);
+        let failed = &mut self.proofs.failed;
+        failed.retain(|other| !other.of.is_like(&of) && other.rests());
+        failed.push(Unproven { of, measure, since: Instant::now(), pause });
+        if failed.len() > MOST_UNPROVEN {
+            let at = surplus(failed.iter().map(|one| one.of.whose.as_ref()));
+            failed.remove(at.unwrap_or(0));
         }
-        self.proofs.failed.push(Unproven { of, measure, since: Instant::now(), pause });
     }
 }
 
@@ -347,6 +397,28 @@ impl Proving {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::Build;
+
+    fn wish(uid: Option<u32>, build: u32) -> Unproved {
+        let whose = uid.map(|uid| Whose { uid, namespace: None });
+        let build = Build { build_id: build.to_string(), text: String::new() };
+        let made = Made { build, is_go: false };
+        Unproved { whose, rule: "r".to_owned(), program: b"/x".to_vec(), made }
+    }
+
+    /// A user who starts programs without end delays neither the machine nor other users.
+    #[test]
+    fn each_owner_has_room_and_turns() {
+        let mut proofs = Proofs::default();
+        (0..200).for_each(|build| proofs.wait(wish(Some(1000), build)));
+        assert_eq!(proofs.waiting.len(), MOST);
+        proofs.wait(wish(Some(1001), 0));
+        (0..200).for_each(|build| proofs.wait(wish(None, build)));
+        assert_eq!(proofs.waiting.len(), 2 * MOST);
+        let mut turns = || proofs.next().map(|one| one.whose.map(|whose| whose.uid));
+        (0..MOST).for_each(|_| assert_eq!(turns(), Some(None)));
+        assert_eq!([turns(), turns(), turns()].map(Option::flatten), [1000, 1001, 1000].map(Some));
+    }
 
     /// Only a canary that failed before its time was over is repeated soon.
     #[test]

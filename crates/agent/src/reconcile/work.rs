@@ -421,7 +421,7 @@ impl Agent<'_> {
         };
         if let Some(made) = made.filter(|_| outcome.result == "canary_required" && measures) {
             let program = facts.shown_exe.clone();
-            self.want_proof(Unproved { rule: name.clone(), program, made });
+            self.want_proof(Unproved { whose: payer.clone(), rule: name.clone(), program, made });
         }
         let last = self.known.get(&pid).and_then(|known| known.last.as_ref());
         let is_news = outcome.stop_us.is_some() || last.is_none_or(|last| !last.is_like(&outcome));

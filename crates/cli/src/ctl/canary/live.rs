@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::time::{Duration, Instant};
 
 use tiexec_agent::canary::{Member, Runner, Turn};
+use tiexec_agent::processes::Examiner;
 use tiexec_agent::state::{self, Build};
 use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
@@ -192,6 +193,12 @@ impl<'a> Live<'a> {
 
     pub(super) fn main(&self) -> Pid {
         self.main
+    }
+
+    /// Returns the user of the main process, unless it is one of the machine's own.
+    pub(super) fn owner(&self) -> Option<u32> {
+        let facts = ProcDir::of(self.main).ok().and_then(|it| Examiner::look().process(&it));
+        facts.filter(|facts| !facts.counts_for_all()).map(|facts| facts.uid())
     }
 
     pub(super) fn copied(&self) -> Option<u64> {

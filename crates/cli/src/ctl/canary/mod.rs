@@ -775,6 +775,7 @@ impl<'a> Run<'a> {
             hosts: 1,
             exe: self.live.exe().shown().to_string(),
             machine: verdicts::machine(),
+            owner: self.live.owner(),
             when: now(),
         })
     }
