@@ -51,6 +51,40 @@ fn the_first_rule_that_matches_decides() {
     }
 }
 
+/// A rule that takes a program out holds, also while the kernel cannot read its file.
+#[test]
+fn a_file_that_cannot_be_read_for_the_moment_still_counts() {
+    require!(is_root() && has_guard(), "rules of root's; Linux 6.15");
+    let files = Files::new();
+    let out = files.program("hold", 6, "a/out");
+    files.write("20-all.toml", &attach_rule("all", &files.public.path().join("a/*")));
+    let never =
+        format!("[[rule]]\nname = \"not\"\nexe = \"{}\"\naction = \"never\"\n", out.display());
+    files.write("10-not.toml", &never);
+    let mut agent = files.agent();
+    eventually("the agent has rules", || agent.err_text().contains("rules: 2;"));
+    let pid = rustix::process::Pid::from_raw(agent.pid()).expect("a process ID");
+    let limit = |most: Option<u64>| {
+        let limit = rustix::process::Rlimit { current: most, maximum: Some(1 << 19) };
+        let nofile = rustix::process::Resource::Nofile;
+        rustix::process::prlimit(Some(pid), nofile, limit).expect("the limit of a child")
+    };
+    let before = limit(Some(3));
+    agent.signal(libc::SIGHUP);
+    eventually("the agent says it", || agent.err_text().contains("the rules stay as they were: "));
+    limit(before.current);
+    agent.signal(libc::SIGHUP);
+    let (out, other) = (hold(&out), hold(&files.program("hold", 6, "a/other")));
+    eventually_switched(&other);
+    assert_eq!(switched(out.pid()), 0, "{}", agent.err_text());
+    assert_eq!(agent.err_text().matches("the rules stay as they were: ").count(), 1);
+    assert_eq!(agent.err_text().matches("rules: ").count(), 1, "{}", agent.err_text());
+    stop(agent);
+    for held in [out, other] {
+        held.finish().assert_code(7);
+    }
+}
+
 #[test]
 fn a_relative_directory_begins_where_the_user_is() {
     require!(is_root(), "rules of root's");

@@ -417,10 +417,15 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Reads the rules. If they changed, the agent decides about all processes again.
+    /// Reads the rules. If they changed, the agent decides about all processes again. If the kernel cannot read one of their files at
+    /// the moment, they stay as they were.
     fn read_rules(&mut self) {
         let rules = Rules::read(&self.directory);
-        if rules == self.rules {
+        // A rule of that file may take processes out.
+        let unknown = rules.unknown().map(|why| format!("the rules stay as they were: {why}"));
+        let is_unknown = unknown.is_some();
+        self.say_once("rules unread", Level::Warning, unknown.unwrap_or_default());
+        if is_unknown || rules == self.rules {
             return;
         }
         if rules.defects != self.rules.defects {

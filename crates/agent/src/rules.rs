@@ -299,13 +299,32 @@ pub struct Defect {
     pub fix: Option<String>,
     /// True if the agent ignores the whole file.
     pub left_out: bool,
+    /// True if the kernel could not read it at the moment, so that its rules are not known.
+    pub passing: bool,
 }
 
 impl Defect {
     /// The defect of a directory.
     fn of_directory(path: &Path, what: String, fix: Option<String>) -> Self {
-        Self { file: path.to_owned(), what, fix, left_out: true }
+        Self { file: path.to_owned(), what, fix, left_out: true, passing: false }
     }
+
+    /// The failure to open a directory, or to list it.
+    fn unread(path: &Path, errno: Option<Errno>, what: String, fix: String) -> Self {
+        let passing = errno.is_some_and(may_pass);
+        let fix = if passing { PASSING.to_owned() } else { fix };
+        Self { passing, ..Self::of_directory(path, what, Some(fix)) }
+    }
+}
+
+/// The fix where the kernel lacks memory or descriptors, or the disk fails.
+const PASSING: &str = "free memory or descriptors, or look for errors of the disk in dmesg";
+
+/// Returns whether a later read may succeed, although nobody changes the file.
+fn may_pass(errno: Errno) -> bool {
+    use rustix::io::Errno as E;
+    let passing = [E::MFILE, E::NFILE, E::NOMEM, E::IO, E::INTR, E::AGAIN, E::STALE, E::TIMEDOUT];
+    passing.into_iter().any(|one| Errno::from(one) == errno)
 }
 
 /// The defect of a file. An edit mends it, unless `fix` says otherwise.
@@ -313,11 +332,12 @@ impl Defect {
 struct Mistake {
     what: String,
     fix: Option<String>,
+    passing: bool,
 }
 
 impl From<String> for Mistake {
     fn from(what: String) -> Self {
-        Self { what, fix: None }
+        Self { what, fix: None, passing: false }
     }
 }
 
@@ -367,16 +387,16 @@ impl Rules {
                 return all;
             }
             Err(distrust) => {
-                let fix = distrust.fix();
-                all.defects.push(Defect::of_directory(directory, distrust.to_string(), Some(fix)));
+                let (what, fix) = (distrust.to_string(), distrust.fix());
+                all.defects.push(Defect::unread(directory, distrust.source, what, fix));
                 return all;
             }
         };
         let names = match names(&opened) {
             Ok(names) => names,
             Err(errno) => {
-                let fix = "run it as root".to_owned();
-                all.defects.push(Defect::of_directory(directory, errno.to_string(), Some(fix)));
+                let (errno, fix) = (Errno::from(errno), "run it as root".to_owned());
+                all.defects.push(Defect::unread(directory, Some(errno), errno.to_string(), fix));
                 return all;
             }
         };
@@ -385,9 +405,9 @@ impl Rules {
             let before = all.clone();
             let taken = text(&opened, &name, user, &path)
                 .and_then(|text| all.take(&path, &text).map_err(Mistake::from));
-            if let Err(Mistake { what, fix }) = taken {
+            if let Err(Mistake { what, fix, passing }) = taken {
                 all = before;
-                all.defects.push(Defect { file: path, what, fix, left_out: true });
+                all.defects.push(Defect { file: path, what, fix, left_out: true, passing });
             }
         }
         if let Some(rule) = all.rules.iter().find(|rule| !rule.pod.is_empty())
@@ -398,6 +418,11 @@ impl Rules {
             all.defects.push(Defect { left_out: false, ..defect });
         }
         all
+    }
+
+    /// Returns why not all rules are known at the moment, if the kernel could not read a file of them.
+    pub(crate) fn unknown(&self) -> Option<&Defect> {
+        self.defects.iter().find(|defect| defect.passing)
     }
 
     /// Returns why the directory itself cannot be read, if it cannot.
@@ -481,7 +506,8 @@ impl Rules {
         if !unknown.is_empty() {
             let unknown: Vec<String> = unknown.iter().map(|key| key.shown().to_string()).collect();
             let what = format!("no such key: {}", unknown.join(", "));
-            self.defects.push(Defect { file: path.to_owned(), what, fix: None, left_out: false });
+            let defect = Defect::of_directory(path, what, None);
+            self.defects.push(Defect { left_out: false, ..defect });
         }
         Ok(())
     }
@@ -707,10 +733,14 @@ fn text(directory: &OwnedFd, name: &[u8], user: u32, path: &Path) -> Result<Stri
     let because = |what: String, fix: &str| Mistake {
         what,
         fix: Some(fix.replace("FILE", &path.word().to_string())),
+        passing: false,
     };
     let failed = |errno: rustix::io::Errno| match errno {
         rustix::io::Errno::LOOP => {
             because("it is a symbolic link".to_owned(), "put the file itself there")
+        }
+        errno if may_pass(errno.into()) => {
+            Mistake { passing: true, ..because(Errno::from(errno).to_string(), PASSING) }
         }
         errno => because(Errno::from(errno).to_string(), "chmod a+r FILE"),
     };
@@ -729,7 +759,11 @@ fn text(directory: &OwnedFd, name: &[u8], user: u32, path: &Path) -> Result<Stri
     }
     let mut text = String::new();
     let read = File::from(file).take(LONGEST + 1).read_to_string(&mut text);
-    read.map_err(|error| error.to_string())?;
+    read.map_err(|error| match rustix::io::Errno::from_io_error(&error) {
+        Some(errno) => failed(errno),
+        // It is not UTF-8.
+        None => error.to_string().into(),
+    })?;
     if text.len() as u64 > LONGEST {
         return Err("it is longer than 1 MiB".to_owned().into());
     }
@@ -758,8 +792,8 @@ mod tests {
     #[test]
     fn the_fix_checks_the_directory_of_the_file() {
         let fix_of = |file: &str| {
-            let file = file.into();
-            let defect = Defect { file, what: "x".to_owned(), fix: None, left_out: true };
+            let file = Path::new(file);
+            let defect = Defect::of_directory(file, "x".to_owned(), None);
             let told = defect.to_string();
             told.rsplit_once("then ").map(|(_, fix)| fix.to_owned())
         };
