@@ -61,15 +61,16 @@ impl ElfFile {
         }
     }
 
-    /// As [`open_trusted`](Self::open_trusted); `None` if another user could have chosen the file. It is not opened then.
+    /// As [`open_trusted`](Self::open_trusted). The inner error says why another user could have chosen the file. It is not
+    /// opened then.
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub(super) fn open_if_trusted(path: &Path) -> Result<Option<Self>, (String, u8)> {
+    pub(super) fn open_if_trusted(path: &Path) -> Result<Result<Self, Distrust>, (String, u8)> {
         match trusted(path) {
-            Ok(None) => Self::open(path).map(Some),
-            Ok(Some(file)) => Self::of(file).map(Some),
-            Err(distrust) if distrust.is_of_others() => Ok(None),
+            Ok(None) => Self::open(path).map(Ok),
+            Ok(Some(file)) => Self::of(file).map(Ok),
+            Err(distrust) if distrust.is_of_others() => Ok(Err(distrust)),
             Err(distrust) => Err((distrust.to_string(), exit::FAILED)),
         }
     }

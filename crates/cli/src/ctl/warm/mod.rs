@@ -54,16 +54,21 @@ pub(super) fn programs<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> u8 {
     let mut printed = exit::OK;
     for path in paths {
         let before = run.rows.lines().count();
-        let opened = ElfFile::open_if_trusted(path);
-        let is_trusted = |file: &ElfFile| [0, own].contains(&file.owner);
-        match opened.map(|file| file.filter(is_trusted)) {
-            // No other user may choose a file for root to read.
-            Ok(None) => {
-                let line = format!("{}: {}\n", path.shown(), SkipReason::NotOwner.as_str());
-                printed = told(printed, print(&line));
+        // No other user may choose a file for root to read.
+        let refused = |why: String| {
+            let line = format!("{}: {}{why}\n", path.shown(), SkipReason::NotOwner.as_str());
+            print(&line)
+        };
+        match ElfFile::open_if_trusted(path) {
+            Ok(Err(distrust)) => {
+                let why = format!(": {distrust}; fix: {}", distrust.fix());
+                printed = told(printed, refused(why));
             }
-            Ok(Some(_)) if !path.symlink_metadata().is_ok_and(|file| file.is_file()) => continue,
-            Ok(Some(file)) => run.file(path, &file),
+            Ok(Ok(file)) if ![0, own].contains(&file.owner) => {
+                printed = told(printed, refused(String::new()));
+            }
+            Ok(Ok(_)) if !path.symlink_metadata().is_ok_and(|file| file.is_file()) => continue,
+            Ok(Ok(file)) => run.file(path, &file),
             Err((error, exit::NOT_PERMITTED)) => run.failed(path, &error, exit::NOT_PERMITTED),
             Err(_no_program) => continue,
         }
@@ -76,7 +81,7 @@ pub(super) fn programs<'a>(paths: impl IntoIterator<Item = &'a PathBuf>) -> u8 {
 
 /// Returns whether a file is an ELF image that no other user than this one and root could have put there. No other file is opened.
 pub(super) fn is_trusted_elf(path: &Path) -> bool {
-    matches!(ElfFile::open_if_trusted(path), Ok(Some(_)))
+    matches!(ElfFile::open_if_trusted(path), Ok(Ok(_)))
 }
 
 struct Run<'a> {
