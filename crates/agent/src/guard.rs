@@ -315,7 +315,9 @@ impl Guard {
                 (Ok(Some(Wait::Exited(CRASH_OF_GO))), Some(fault)) if one.of_go.is_some() => {
                     Ok(Some(Wait::Killed(fault.signal)))
                 }
-                (Ok(Some(Wait::Exited(CRASH_OF_GO))), None) if one.of_go.is_some() && is_missing => {
+                (Ok(Some(Wait::Exited(CRASH_OF_GO))), None)
+                    if one.of_go.is_some() && is_missing =>
+                {
                     Ok(Some(Wait::Killed(UNSEEN)))
                 }
                 (Ok(Some(Wait::Exited(jvm::CRASH))), _)

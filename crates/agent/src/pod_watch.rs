@@ -7,9 +7,9 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use tiexec_remap::workers;
 #[cfg(feature = "kubernetes")]
 use tiexec_sys::impersonate::{self, NOBODY, Place};
-use tiexec_remap::workers;
 use tiexec_sys::process::{self, Fork};
 use tiexec_sys::process_name::Role;
 use tiexec_sys::seqpacket::{self, Packets};

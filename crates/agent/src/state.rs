@@ -73,7 +73,9 @@ impl Whose {
     /// Returns whether both may be the same owner: one is in a pod that the agent does not know, or did not know then.
     pub(crate) fn may_be(&self, other: &Self) -> bool {
         let is_same = match (&self.namespace, &other.namespace) {
-            (Some(one), Some(two)) => one == two || [one, two].iter().any(|it| *it == Self::UNKNOWN),
+            (Some(one), Some(two)) => {
+                one == two || [one, two].iter().any(|it| *it == Self::UNKNOWN)
+            }
             (one, two) => one == two,
         };
         self.uid == other.uid && is_same

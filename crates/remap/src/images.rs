@@ -42,6 +42,7 @@ struct FileState {
     device: u64,
     inode: u64,
     len: u64,
+    modified: (i64, i64),
     changed: (i64, i64),
 }
 
@@ -52,8 +53,15 @@ impl FileState {
             device: meta.dev(),
             inode: meta.ino(),
             len: meta.len(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
             changed: (meta.ctime(), meta.ctime_nsec()),
         })
+    }
+
+    /// Returns whether the file has the same bytes as in the state `other`. A new name or owner changes only the time of
+    /// the inode's change.
+    fn has_the_bytes_of(&self, other: &Self) -> bool {
+        (self.len, self.modified) == (other.len, other.modified)
     }
 }
 
@@ -165,7 +173,7 @@ impl Images {
         }
         let memfd = make_memfd(path, memory)?;
         let filled = image::fill(&memfd, source, spans, memory, deadline)?;
-        if FileState::of(source.file)? != state {
+        if !FileState::of(source.file)?.has_the_bytes_of(&state) {
             let what = "somebody wrote to the file while it was copied";
             return Err(Failure::new(FailureKind::ReadFailed, what));
         }

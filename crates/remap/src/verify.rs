@@ -156,14 +156,17 @@ impl Subject<'_> {
             // If the program is killed, the kernel ends the list of its mappings early.
             return Some(Failure::new(FailureKind::TargetGone, "the program ended"));
         }
-        (!self.dry_run).then(|| match seen {
+        match seen {
+            _ if self.dry_run => None,
             Err(error) => {
                 let what = format!("switched, but not verified: {error}");
-                Failure::new(Failure::unreadable(*error).reason, what)
+                Some(Failure::new(Failure::unreadable(*error).reason, what))
             }
+            // The program may have unmapped a library since (dlclose(3)).
+            Ok(seen) if huge >= attached.plan.text_bytes_in(&seen.areas) => None,
             // All calls succeeded, but the kernel shows no huge pages: believe the kernel.
-            Ok(_) => Failure::new(FailureKind::NoHugePage, "switched, but not PMD-mapped"),
-        })
+            Ok(_) => Some(Failure::new(FailureKind::NoHugePage, "switched, but not PMD-mapped")),
+        }
     }
 }
 
@@ -214,7 +217,10 @@ fn micros(time: Duration) -> u64 {
 
 /// Returns whether the program has no memory any more.
 fn has_ended(process: &ProcDir) -> bool {
-    process.read("maps").map_or(true, |maps| maps.is_empty())
+    match process.read("maps") {
+        Ok(maps) => maps.is_empty(),
+        Err(error) => matches!(error.errno, Errno::SRCH | Errno::NOENT),
+    }
 }
 
 /// Returns why whole huge pages of a text were not planned: because the page cache or the image store lacks them,

@@ -268,12 +268,30 @@ fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl 
         Ok(()) => "ok".to_owned(),
         Err(why) => format!("{}\n{}", why.reason, why.detail),
     };
-    if channel.write_all(answer.as_bytes()).is_err() || ready.is_err() {
+    if channel.write_all(answer.as_bytes()).is_err() {
+        // The process has given up, and its ID may be another's by now, which must not end with this process.
+        if arming.ends_with_helper && ready.is_ok() {
+            detach(target);
+        }
+        return;
+    }
+    if ready.is_err() {
         return;
     }
     drop(channel);
     process::be_expendable();
     work(target);
+}
+
+/// Detaches from a seized process that runs.
+fn detach(pid: Pid) {
+    if ptrace::interrupt(pid).is_err() {
+        return;
+    }
+    if let Ok(stop) = process::wait_attentively(pid, None) {
+        let signal = if let Some(Wait::Signal(signal)) = stop { signal } else { 0 };
+        let _gone = ptrace::resume(pid, Resume::Detach, signal);
+    }
 }
 
 /// A program stopped right after its exec, before its first instruction, in syscall-exit-stop.
@@ -375,9 +393,12 @@ pub fn let_go(stop: ExecStop) {
 
 /// Makes a stopped program exit with `status` before it executes anything more. It needs no gadget and no stack: the
 /// instruction for the call is written over the program's own copy of its next instructions. A program that does not
-/// exit so is killed.
+/// exit so is killed, and so is one with several threads, because others could execute that instruction.
 pub fn exit_instead(pid: Pid, status: u8) {
-    if exits(pid, status).is_err() {
+    let is_alone =
+        || ProcDir::of(pid).and_then(|process| process.status()).is_ok_and(|now| now.threads == 1);
+    let done = if is_alone() { exits(pid, status) } else { Err(TraceError::Changed) };
+    if !matches!(done, Ok(()) | Err(TraceError::Gone)) {
         let _gone = process::kill(pid);
     }
 }

@@ -374,33 +374,33 @@ pub fn frame_ground(
     let top = arch::below_red_zone(&stopped.registers)?;
     let at = arch::stack_pointer(&stopped.registers);
     let stack = snapshot.vma_at(at).filter(|vma| vma.perms.write && !vma.perms.shared)?;
-    let within = if stack.name == b"[stack]" && stopped.tid == target.pid {
+    let own = if stack.name == b"[stack]" && stopped.tid == target.pid {
         stack.range
     } else {
         thread_stack(snapshot, &target.space, stopped, stack.range)?
     };
-    let above = AddrRange::new(at, within.end())?;
-    let lowest = lowest_of_alternate_stacks(target.space.memory(), above)?;
-    Some((top, AddrRange::new(lowest.unwrap_or(within.start()).max(within.start()), within.end())?))
+    let used = AddrRange::new(RemoteAddr::new(at.get() & !7), own.end())?;
+    let lowest = lowest_of_alternate_stacks(target.space.memory(), used)?;
+    Some((top, AddrRange::new(lowest.map_or(own.start(), |at| at.max(own.start())), own.end())?))
 }
 
 /// Returns the lowest address of the alternate signal stack (sigaltstack(2)) that a thread is on; `Some(None)` if it is on
-/// none. A program may have such a stack in a local variable or in TLS, with other data below it. `above` is what the
-/// thread has used of the mapping, from its stack pointer up. `None` if that cannot be read.
+/// none. A program may have such a stack in a local variable or in TLS, with other data below it. `used` is what the
+/// thread has used of its stack, from the stack pointer up. `None` if that cannot be read.
 ///
 /// The kernel writes the alternate stack into each signal frame (`__save_altstack`, kernel/signal.c): `uc_flags`, `uc_link`,
 /// `ss_sp`, `ss_flags` and `ss_size`. Any words that look so count, because a ground that is too small does no harm.
-fn lowest_of_alternate_stacks(memory: &Memory, above: AddrRange) -> Option<Option<RemoteAddr>> {
+fn lowest_of_alternate_stacks(memory: &Memory, used: AddrRange) -> Option<Option<RemoteAddr>> {
     /// The sizes of the alternate stacks that are looked for, in bytes: from `MINSIGSTKSZ` up. A local variable is hardly
     /// larger.
     const SIZES: RangeInclusive<u64> = 2048..=1 << 20;
     const WORD: u64 = 8;
     /// `UC_FP_XSTATE`, `UC_SIGCONTEXT_SS` and `UC_STRICT_RESTORE_SS`; aarch64 has none.
     const UC_FLAGS: u64 = 7;
-    let len = usize::try_from(above.len().min(*SIZES.end())).ok()?;
+    let len = usize::try_from(used.len().min(*SIZES.end())).ok()?;
     let mut bytes = vec![0; len];
-    memory.read(above.start(), &mut bytes).ok()?;
-    let at = above.start().get();
+    memory.read(used.start(), &mut bytes).ok()?;
+    let at = used.start().get();
     let is_around =
         |start: u64, len: u64, at: u64| at.checked_sub(start).is_some_and(|into| into < len);
     let words = |words: &[[u8; 8]]| -> Option<[u64; 5]> {
@@ -419,9 +419,9 @@ fn lowest_of_alternate_stacks(memory: &Memory, above: AddrRange) -> Option<Optio
     Some(bottoms.max())
 }
 
-/// Returns the part of the mapping `within` that glibc or musl made this thread's stack. Such a stack has the
-/// thread's control block at its top, above the stack pointer. The block has a word that holds its own address. A
-/// guard lies below the stack.
+/// Returns the part of the mapping `within` that glibc or musl made this thread's stack, up to the thread's control
+/// block. Such a stack has the block at its top, above the stack pointer. The block has a word that holds its own
+/// address. A guard lies below the stack.
 fn thread_stack(
     snapshot: &Snapshot,
     space: &AddressSpace,
@@ -448,12 +448,12 @@ fn thread_stack(
         guards(space.pagemap(), AddrRange::new(within.start(), control_block)?, pages.base)?;
     if let Some(&last) = guards.last() {
         let below = last < at;
-        return AddrRange::new(last.checked_add(pages.base.bytes())?, within.end())
+        return AddrRange::new(last.checked_add(pages.base.bytes())?, control_block)
             .filter(|_| below);
     }
     let guarded =
         snapshot.vmas.iter().any(|vma| vma.range.end() == within.start() && vma.perms.is_none());
-    guarded.then_some(within)
+    AddrRange::new(within.start(), control_block).filter(|_| guarded)
 }
 
 /// Returns the guards inside a mapping (`MADV_GUARD_INSTALL`), ascending; `None` if they cannot be read.

@@ -10,7 +10,8 @@ use crate::guard::{Crash, UNSEEN, Watched, signal_name};
 /// Returns the end of a process in words.
 fn how(signal: i32) -> String {
     match signal {
-        UNSEEN => "may have crashed (it ended with status 2, and records of faults are missing)".to_owned(),
+        UNSEEN => "may have crashed (it ended with status 2, and records of faults are missing)"
+            .to_owned(),
         signal => format!("crashed by {}", signal_name(signal)),
     }
 }

@@ -169,15 +169,17 @@ impl Agent<'_> {
     /// Queues a build for a canary.
     pub(super) fn want_proof(&mut self, one: Unproved) {
         let measure = self.measure_of(&one);
-        let is_soon = self
-            .proofs
-            .failed
-            .iter()
-            .any(|failed| failed.of.is_like(&one) && failed.measure == measure && failed.rests());
+        let is_soon =
+            self.proofs.failed.iter().any(|failed| {
+                failed.of.is_like(&one) && failed.measure == measure && failed.rests()
+            });
         // The machine's wish also counts if a user's waits already.
-        let is_known = self.proofs.waiting.iter().any(|other| {
-            other.is_like(&one) && (other.whose.is_none() || one.whose.is_some())
-        }) || self.proofs.running.as_ref().is_some_and(|proving| proving.of.is_like(&one));
+        let is_known = self
+            .proofs
+            .waiting
+            .iter()
+            .any(|other| other.is_like(&one) && (other.whose.is_none() || one.whose.is_some()))
+            || self.proofs.running.as_ref().is_some_and(|proving| proving.of.is_like(&one));
         if !is_soon && !is_known {
             self.proofs.waiting.retain(|other| !other.is_like(&one));
             self.proofs.wait(one);

@@ -183,6 +183,15 @@ impl Plan {
         areas.iter().map(in_spans).sum()
     }
 
+    /// Returns the bytes of all spans that `areas` show to be text.
+    pub fn text_bytes_in(&self, areas: &[Area]) -> u64 {
+        let texts = areas.iter().map(|area| &area.vma).filter(|vma| vma.is_text());
+        texts
+            .flat_map(|vma| self.spans().filter_map(|span| vma.range.intersection(span.range)))
+            .map(AddrRange::len)
+            .sum()
+    }
+
     /// Returns the bytes of the spans of `backing`.
     pub fn span_bytes_by(&self, backing: Backing) -> u64 {
         self.spans_by(backing).map(|span| span.range.len()).sum()

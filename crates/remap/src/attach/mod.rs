@@ -428,7 +428,11 @@ fn stop_and_work(
     let done = order.target.unchanged(rests_on).and_then(|()| work(&mut session, &snapshot));
     let counts = session.counts();
     let (counts, lasted, done) = match boost.leave(session, &stopped) {
-        Ok((counts, lasted)) => (counts, lasted, done),
+        Ok((counts, lasted)) => {
+            // While this thread still traces it, a thread that returns from its call waits for this thread.
+            note_the_wait(&mut waits, &order.target.process, &stopped, until);
+            (counts, lasted, done)
+        }
         Err(error) => {
             // Report the first failure, because it caused the second.
             let failure = done.err().unwrap_or_else(|| gone(error));
@@ -439,8 +443,6 @@ fn stop_and_work(
             (counts, stopped.since.elapsed(), Err(failure))
         }
     };
-    // While this thread still traces it, a thread that returns from its call waits for this thread.
-    note_the_wait(&mut waits, &order.target.process, &stopped, until);
     drop(boost);
     let Stopped { tid, shown, .. } = stopped;
     Ok(Turn::Done((StopCost { tid, lasted, counts, shown }, done)))
