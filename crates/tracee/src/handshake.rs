@@ -395,10 +395,9 @@ pub fn let_go(stop: ExecStop) {
 /// instruction for the call is written over the program's own copy of its next instructions. A program that does not
 /// exit so is killed, and so is one with several threads, because others could execute that instruction.
 pub fn exit_instead(pid: Pid, status: u8) {
-    let is_alone =
-        || ProcDir::of(pid).and_then(|process| process.status()).is_ok_and(|now| now.threads == 1);
-    let done = if is_alone() { exits(pid, status) } else { Err(TraceError::Changed) };
-    if !matches!(done, Ok(()) | Err(TraceError::Gone)) {
+    let status_of = |process: ProcDir| process.status();
+    let is_alone = ProcDir::of(pid).and_then(status_of).is_ok_and(|now| now.threads == 1);
+    if !is_alone || !matches!(exits(pid, status), Ok(()) | Err(TraceError::Gone)) {
         let _gone = process::kill(pid);
     }
 }
