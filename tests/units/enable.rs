@@ -307,6 +307,89 @@ fn all_are_disabled_but_the_edited() {
     assert!(!systemd.property(units[0], "Wants").contains("tiexec"));
 }
 
+/// Boots systemd with a service of the test's own.
+fn with_sleeps() -> Systemd {
+    let systemd = Systemd::boot();
+    let text = "[Service]\nExecStart=/bin/sleep inf\n";
+    systemd.write_unit(&format!("{UNITS}/sleeps.service"), text);
+    systemd
+}
+
+#[test]
+fn until_the_next_boot_and_for_good() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = with_sleeps();
+    let ours = beside("sleeps.service");
+    let has = |word: &str| systemd.property(&ours, "ExecStart").contains(word);
+    let runtime = ["enable", "--runtime", "sleeps", "--", "--edges=pad"];
+    systemd.ctl(runtime).assert_code(0).assert_silent();
+    assert!(has("--edges=pad"));
+    // What holds for good replaces what holds until the next boot, also if it has no options.
+    systemd.ctl(["enable", "sleeps"]).assert_code(0).assert_silent();
+    assert!(!has("--edges"), "{}", made(&systemd));
+    assert!(!made(&systemd).contains("/run/systemd/system/sleeps"), "{}", made(&systemd));
+    let before = made(&systemd);
+    let refused = systemd.ctl(runtime);
+    refused.assert_code(1);
+    assert!(refused.err().contains("; fix: leave out --runtime, or first: "), "{refused}");
+    let there = systemd.ctl(["enable", "--runtime", "sleeps"]);
+    there.assert_code(0).assert_silent();
+    let line = format!("sleeps.service: is there already: {}", link("sleeps.service"));
+    assert!(there.out().starts_with(&line), "{there}");
+    assert_eq!(made(&systemd), before);
+    systemd.ctl(["disable", "sleeps"]).assert_code(0).assert_silent();
+    assert_eq!(made(&systemd), "");
+}
+
+#[test]
+fn all_are_disabled_after_systemctl_has_removed_the_links() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = with_sleeps();
+    let text = "[Service]\nExecStart=/bin/sleep inf\n";
+    systemd.write_unit(&format!("{UNITS}/late@.service"), text);
+    let enable = ["enable", "--warm", "sleeps", "late@", "--", "--edges=pad"];
+    systemd.ctl(enable).assert_code(0).assert_silent();
+    let units = ["tiexec@sleeps", "tiexec_warm@sleeps", "tiexec-late@", "tiexec_warm-late@"];
+    let units = units.map(|unit| format!("{unit}.service"));
+    systemd.systemctl(["disable".to_owned()].iter().chain(&units)).assert_code(0);
+    assert!(!is_there(&systemd, &link("sleeps.service")));
+    assert!(is_there(&systemd, &options("sleeps.service")));
+    // An administrator's own unit may have such a name.
+    systemd.write_unit(&format!("{UNITS}/tiexec-own@.service"), text);
+    systemd.ctl(["disable", "--all"]).assert_code(0).assert_silent();
+    assert_eq!(made(&systemd), "./tiexec-own@.service\n");
+}
+
+#[test]
+fn an_enable_that_fails_half_way_says_what_holds() {
+    require!(can_boot() && Systemd::has("nginx.service"), "{NEEDS}, nginx");
+    let systemd = with_sleeps();
+    // The drop-in of an earlier version cannot be removed. The new units hold, and systemd knows them.
+    let path = earlier(&systemd, "nginx.service");
+    let bind = format!(
+        "cd {UNITS} && mount --bind nginx.service.d nginx.service.d && mount -o remount,ro,bind nginx.service.d"
+    );
+    systemd.run(["sh", "-c", &bind]).assert_code(0);
+    let done = systemd.ctl(["enable", "nginx"]);
+    done.assert_code(1);
+    assert!(done.err().contains(&format!("cannot remove {path}: ")), "{done}");
+    assert!(systemd.property("nginx", "Wants").contains("tiexec@nginx.service"), "{done}");
+    // systemd refuses to reload while /run is full (verify_run_space).
+    let fill = "mount -o remount,size=$(($(df --output=used -k /run | tail -1) + 4096))k /run";
+    systemd.run(["sh", "-c", fill]).assert_code(0);
+    let done = systemd.ctl(["enable", "sleeps"]);
+    done.assert_code(1);
+    assert!(done.err().contains("cannot reload the units of sleeps: "), "{done}");
+    assert!(
+        done.err().contains("the files are changed, and systemd reads them at its next reload")
+    );
+    assert!(is_there(&systemd, &link("sleeps.service")));
+    systemd.run(["mount", "-o", "remount,size=64m", "/run"]).assert_code(0);
+    let fix = done.err().split_once("fix: ").expect("a fix").1.trim().to_owned();
+    systemd.run(["sh", "-c", &fix]).assert_code(0);
+    assert!(systemd.property("sleeps", "Wants").contains("tiexec@sleeps.service"));
+}
+
 #[test]
 fn units_that_cannot_be_enabled() {
     require!(can_boot() && Systemd::has("redis-server.service"), "{NEEDS}, redis-server");

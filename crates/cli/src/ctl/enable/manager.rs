@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use tiexec_core::escape::AsShown;
 
 use crate::ctl::systemctl;
+use crate::exit;
+use crate::stdio::warn;
 
 /// The instance name that is used for a template where systemd does not accept a template.
 const INSTANCE: &str = "tiexec";
@@ -64,6 +66,28 @@ impl Manager {
             true => Ok(()),
             false => Err(no_runtime_directory()),
         }
+    }
+
+    /// Returns the option, in a command, that selects the user's manager.
+    pub(super) fn scope(self) -> &'static str {
+        if self.user { "--user " } else { "" }
+    }
+
+    /// Makes systemd read its units again, after files of these units have changed.
+    ///
+    /// # Errors
+    /// The exit status. The message is on stderr already.
+    pub(super) fn reload(self, units: &[String]) -> Result<(), u8> {
+        self.systemctl(&["daemon-reload"]).map(drop).map_err(|why| {
+            let units: Vec<String> = units.iter().map(|unit| unit.shown().to_string()).collect();
+            warn(format_args!(
+                "cannot reload the units of {}: {why}; the files are changed, and systemd reads them at its next reload; fix: \
+                 systemctl {}daemon-reload",
+                units.join(", "),
+                self.scope()
+            ));
+            exit::FAILED
+        })
     }
 
     /// Runs `systemctl` with these arguments.
@@ -132,8 +156,7 @@ impl Manager {
                 Ok(Unit { name: own, program: program_of(value("ExecStart")) })
             }
             "masked" => {
-                let scope = if self.user { "--user " } else { "" };
-                let fix = format!("systemctl {scope}unmask {shown}");
+                let fix = format!("systemctl {}unmask {shown}", self.scope());
                 Err(Refusal::Unit(format!("{shown}: it is masked; fix: {fix}")))
             }
             "not-found" => {

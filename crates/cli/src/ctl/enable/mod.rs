@@ -49,13 +49,13 @@ pub(super) fn run(options: &Enable) -> u8 {
     let mut enabled = Vec::new();
     for name in &options.units {
         let one = enable_one(name, options, &setup);
-        statuses.push(one.as_ref().map_or_else(|status| *status, |enabled| enabled.printed));
+        statuses.push(one.as_ref().map_or_else(|status| *status, |enabled| enabled.status));
         enabled.extend(one);
     }
     if enabled.iter().any(|one| one.changed)
-        && let Err(why) = manager.systemctl(&["daemon-reload"])
+        && let Err(status) = manager.reload(&options.units)
     {
-        return failed("reload the units of", &options.units, &why);
+        return status;
     }
     for one in enabled.iter().filter(|_| options.now) {
         statuses.push(attach_now(manager, &one.unit, options));
@@ -113,17 +113,11 @@ impl Setup {
         }
     }
 
-    /// Makes a service want TiExec's units. `options` and the file to warm are words for systemd. Returns whether
-    /// anything has changed, and the path of the link.
+    /// Makes a service want TiExec's units. `options` and the file to warm are words for systemd.
     ///
     /// # Errors
     /// The exit status. The message is on stderr already, and the files are as before.
-    fn enable(
-        &self,
-        name: &str,
-        options: &str,
-        warmed: Option<&str>,
-    ) -> Result<(bool, PathBuf), u8> {
+    fn enable(&self, name: &str, options: &str, warmed: Option<&str>) -> Result<Done, u8> {
         let service = Service { name, user: self.manager.user };
         let fail = |why: String| {
             warn(format_args!("cannot enable {}: {why}", name.shown()));
@@ -134,6 +128,20 @@ impl Setup {
             service.attach_text(&self.program, options),
             warmed.map(|file| service.warm_text(&self.program, file)),
         ];
+        let is_runtime = units == self.both[1];
+        // systemd prefers the files that stay at a boot.
+        let lasting = service.link(Part::Attach, &self.both[0]);
+        if is_runtime && (is_link(&lasting) || service.has_file(&self.both[0])) {
+            if service.has(&self.both[0], &texts) {
+                return Ok(Done { link: lasting, ..Done::default() });
+            }
+            let name = name.shown();
+            return Err(fail(format!(
+                "it is enabled beyond the next boot with other options, and systemd prefers these; fix: leave out --runtime, \
+                 or first: tiexecctl disable {}{name}",
+                self.manager.scope()
+            )));
+        }
         let mut befores = Vec::new();
         for (part, text) in PARTS.into_iter().zip(texts) {
             let path = service.file(part, units);
@@ -142,7 +150,7 @@ impl Setup {
                 before => befores.push((path, before, text)),
             }
         }
-        let earlier = self.earlier(name)?;
+        let replaced = self.replaced(service)?;
         let is_new = self.put_template()?;
         let mut undo = Vec::new();
         let mut links = Vec::new();
@@ -164,7 +172,7 @@ impl Setup {
             for part in PARTS.into_iter().filter(|part| *part == Part::Attach || warmed.is_some()) {
                 let path = service.link(part, units);
                 if !is_link(&path) {
-                    self.manager.enable(&service.unit(part), units == self.both[1])?;
+                    self.manager.enable(&service.unit(part), is_runtime)?;
                     links.push(path);
                 }
             }
@@ -177,27 +185,37 @@ impl Setup {
             let not = if undone { "" } else { " not" };
             return Err(fail(format!("{why}; what was written was{not} taken back")));
         }
-        let mut removed = earlier;
+        let mut removed = replaced;
         removed.extend(
             Some(service.link(Part::Warm, units)).filter(|path| warmed.is_none() && is_link(path)),
         );
-        // From now on the units do what the drop-ins did.
+        // From now on the units do what these files did. The units stay if a file cannot be removed.
+        let mut status = exit::OK;
         for path in &removed {
-            own_file::remove(path).map_err(|error| not_removed(path, &error))?;
+            if let Err(error) = own_file::remove(path) {
+                status = not_removed(path, &error);
+            }
         }
         let changed = is_new || undo.len() + links.len() + removed.len() > 0;
-        Ok((changed, service.link(Part::Attach, units)))
+        Ok(Done { changed, link: service.link(Part::Attach, units), status })
     }
 
-    /// Returns the paths of the drop-ins that an earlier version wrote for a service.
+    /// Returns the paths of what the files of this call replace: the drop-ins that an earlier version wrote for a service,
+    /// and what holds until the next boot.
     ///
     /// # Errors
     /// The exit status: somebody has edited one. The message is on stderr already.
-    fn earlier(&self, service: &str) -> Result<Vec<PathBuf>, u8> {
+    fn replaced(&self, service: Service<'_>) -> Result<Vec<PathBuf>, u8> {
+        let mut paths: Vec<_> =
+            self.both.iter().map(|units| own_units::earlier_path(units, service.name)).collect();
+        if self.directory == self.both[0] {
+            paths.extend(service.made(&self.both[1]));
+        }
+        paths.sort_unstable();
+        paths.dedup();
         let mut found = Vec::new();
-        for units in &self.both {
-            let path = own_units::earlier_path(units, service);
-            match own_file::read(&path) {
+        for path in paths {
+            match state(&path) {
                 Ok(State::Ours(_)) => found.push(path),
                 Ok(State::Edited) => return Err(kept("replace", &path)),
                 Ok(State::Missing) | Err(_) => {}
@@ -207,11 +225,33 @@ impl Setup {
     }
 }
 
+/// What [`Setup::enable`] did.
+#[derive(Default)]
+struct Done {
+    /// Whether anything has changed.
+    changed: bool,
+    /// The path of the link by which the service wants the attach.
+    link: PathBuf,
+    /// The exit status: a file that is replaced may have stayed. The message is on stderr already.
+    status: u8,
+}
+
 /// Brings a file into a state.
 fn put(path: &Path, state: &State) -> io::Result<()> {
     match state {
         State::Ours(text) => own_file::write(path, text),
         _ => own_file::remove(path),
+    }
+}
+
+/// Returns the state of a file or a link of `enable`.
+fn state(path: &Path) -> io::Result<State> {
+    let is_wants = path.parent().is_some_and(|parent| parent.extension() == Some("wants".as_ref()));
+    match is_wants {
+        // Only TiExec makes a link of this name, and systemd ignores a file that is not a link.
+        true if is_link(path) => Ok(State::Ours(String::new())),
+        true => Ok(State::Edited),
+        false => own_file::read(path),
     }
 }
 
@@ -225,8 +265,8 @@ struct Enabled {
     unit: String,
     /// Whether a file or a link changed.
     changed: bool,
-    /// The exit status of printing the line about the unit.
-    printed: u8,
+    /// The exit status.
+    status: u8,
 }
 
 /// Enables one unit.
@@ -251,7 +291,7 @@ fn enable_one(name: &str, options: &Enable, setup: &Setup) -> Result<Enabled, u8
     let words: Result<Vec<_>, _> =
         options.options.iter().map(|option| own_file::word(option)).collect();
     let words = words.map_err(fail)?.join(" ");
-    let (changed, link) = setup.enable(name, &words, warmed.as_deref())?;
+    let Done { changed, link, status } = setup.enable(name, &words, warmed.as_deref())?;
     // No process belongs to a template.
     let now = match (options.now || name.contains("@."), manager.user) {
         (true, _) => String::new(),
@@ -259,7 +299,7 @@ fn enable_one(name: &str, options: &Enable, setup: &Setup) -> Result<Enabled, u8
         (false, true) => format!("; now: tiexecctl attach --user {}", name.shown()),
     };
     let what = if changed { "wrote" } else { "is there already:" };
-    let scope = if manager.user { "--user " } else { "" };
+    let scope = manager.scope();
     let nothing = nothing_huge(manager, name, &options.options);
     if let Some((why, fix)) = &nothing {
         warn(format_args!("none of the text of {} can be huge{why}; fix: {fix}", name.shown()));
@@ -293,7 +333,7 @@ fn enable_one(name: &str, options: &Enable, setup: &Setup) -> Result<Enabled, u8
             name.shown()
         ))
     };
-    Ok(Enabled { unit: unit.name, changed, printed })
+    Ok(Enabled { unit: unit.name, changed, status: told(status, printed) })
 }
 
 /// Returns why none of the text of a running unit can be huge with these options of attach, and the fix; `None` if some
@@ -309,7 +349,7 @@ fn nothing_huge(manager: Manager, unit: &str, options: &[String]) -> Option<(Str
         plans.collect::<Option<Vec<_>>>()?.into_iter().max_by_key(attach::Rehearsed::total)
     };
     let best = plan(options).filter(|best| best.total() == 0)?;
-    let (scope, unit) = (if manager.user { "--user " } else { "" }, unit.shown());
+    let (scope, unit) = (manager.scope(), unit.shown());
     let with = |edges: &str| {
         let mut options = options.to_vec();
         options.retain(|option| !option.starts_with("--edges"));
@@ -365,17 +405,20 @@ fn replace_drop_ins(manager: Manager) -> u8 {
             };
             let had = own_units::earlier(&text);
             statuses.push(match setup.enable(&name, &had.options, had.warmed.as_deref()) {
-                Ok((_, link)) => {
+                Ok(Done { link, status, .. }) => {
                     changed = true;
                     let (path, link) = (path.shown(), link.shown());
-                    print(&format!("{}: {link} replaces {path}\n", name.shown()))
+                    match status {
+                        exit::OK => print(&format!("{}: {link} replaces {path}\n", name.shown())),
+                        failed => failed,
+                    }
                 }
                 Err(status) => status,
             });
         }
     }
-    if changed && let Err(why) = manager.systemctl(&["daemon-reload"]) {
-        return failed("reload the units of", &all(), &why);
+    if changed && let Err(status) = manager.reload(&all()) {
+        return status;
     }
     exit::together(&statuses)
 }
@@ -394,10 +437,17 @@ pub(super) fn run_disable(options: &Disable) -> u8 {
     };
     let user = manager.user;
     let enabled = if options.all {
-        having(&directories, &[".wants", ".d"], |units, name| {
+        let linked = having(&directories, &[".wants", ".d"], |units, name| {
             let service = Service { name, user };
             service.is_enabled(units)
-        })
+        });
+        // `systemctl disable` removes the links and leaves the files.
+        let left = having(&directories, &["", ".d"], |units, name| {
+            own_units::service_of(name)
+                .is_some_and(|name| Service { name: &name, user }.has_file(units))
+        });
+        let left = left.iter().filter_map(|unit| own_units::service_of(unit));
+        linked.into_iter().chain(left).collect::<BTreeSet<_>>().into_iter().collect()
     } else {
         options.units.clone()
     };
@@ -413,9 +463,9 @@ pub(super) fn run_disable(options: &Disable) -> u8 {
     }
     if removed
         && running(manager, "").is_ok()
-        && let Err(why) = manager.systemctl(&["daemon-reload"])
+        && let Err(status) = manager.reload(&enabled)
     {
-        return failed("reload the units of", &enabled, &why);
+        return status;
     }
     exit::together(&statuses)
 }
@@ -463,6 +513,28 @@ impl Service<'_> {
         all.filter(|path| path.symlink_metadata().is_ok()).collect()
     }
 
+    /// Returns whether the directory has these texts for TiExec's units, and the links that they need.
+    fn has(self, units: &Path, texts: &[Option<String>; 2]) -> bool {
+        PARTS.into_iter().zip(texts).all(|(part, text)| {
+            let wanted = text.clone().map_or(State::Missing, State::Ours);
+            let needs_link = part == Part::Attach || text.is_some();
+            own_file::read(&self.file(part, units)).is_ok_and(|found| found == wanted)
+                && is_link(&self.link(part, units)) == needs_link
+        })
+    }
+
+    /// Returns whether a file of `enable` is there. A whole unit may be the administrator's own.
+    fn has_file(self, units: &Path) -> bool {
+        PARTS.into_iter().any(|part| {
+            let path = self.file(part, units);
+            match own_file::read(&path) {
+                Ok(State::Ours(_)) => true,
+                Ok(State::Edited) => own_file::is_drop_in(&path),
+                Ok(State::Missing) | Err(_) => false,
+            }
+        })
+    }
+
     fn is_enabled(self, units: &Path) -> bool {
         self.name.ends_with(".service") && !self.is_ours() && !self.made(units).is_empty()
     }
@@ -491,15 +563,7 @@ fn disable_one(
     let (mut status, mut printed) = (exit::OK, exit::OK);
     let (mut removed, mut would) = (false, false);
     for path in directories.iter().flat_map(|units| service.made(units)) {
-        let is_wants =
-            path.parent().is_some_and(|parent| parent.extension() == Some("wants".as_ref()));
-        let state = match is_wants {
-            // Only TiExec makes a link of this name, and systemd ignores a file that is not a link.
-            true if is_link(&path) => Ok(State::Ours(String::new())),
-            true => Ok(State::Edited),
-            false => own_file::read(&path),
-        };
-        let done = match state {
+        let done = match state(&path) {
             Ok(State::Missing) => continue,
             Ok(State::Edited) => {
                 status = kept("remove", &path);

@@ -33,6 +33,11 @@ pub(super) fn drop_in(units: &Path, unit: &str) -> PathBuf {
     units.join(format!("{unit}.d")).join(DROP_IN)
 }
 
+/// Returns whether the path is that of a [`drop_in`].
+pub(super) fn is_drop_in(path: &Path) -> bool {
+    path.ends_with(DROP_IN)
+}
+
 /// Puts the line with the hash before the text of a file.
 pub(super) fn marked(rest: &str) -> String {
     format!("{MARK}{}\n{rest}", hash(rest))

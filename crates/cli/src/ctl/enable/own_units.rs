@@ -124,6 +124,16 @@ impl<'a> Service<'a> {
     }
 }
 
+/// Returns the service beside which TiExec's unit of this name runs. The reverse of [`Service::unit`].
+pub(super) fn service_of(unit: &str) -> Option<String> {
+    let rest = unit.strip_prefix("tiexec_warm").or_else(|| unit.strip_prefix("tiexec"))?;
+    let name = match rest.strip_prefix('-') {
+        Some(template) => template.ends_with("@.service").then_some(template),
+        None => rest.strip_prefix('@').filter(|name| *name != ".service"),
+    };
+    name.filter(|name| name.ends_with(".service")).map(str::to_owned)
+}
+
 /// Returns the text of the template, without a mark.
 fn template(program: &str, user: bool) -> String {
     let text = TEMPLATE.replace(PROGRAM, program);
@@ -202,8 +212,25 @@ mod tests {
         ] {
             assert_eq!(service(name).unit(Part::Attach), attach);
             assert_eq!(service(name).unit(Part::Warm), warm);
+            for unit in [attach, warm] {
+                assert_eq!(service_of(unit).as_deref(), Some(name));
+            }
             let link = format!("/u/{name}.wants/{attach}");
             assert_eq!(service(name).link(Part::Attach, units), Path::new(&link));
+        }
+    }
+
+    #[test]
+    fn units_beside_no_service() {
+        for unit in [
+            NAME,
+            "tiexec_warm@.service",
+            "tiexecd.service",
+            "tiexec-x.service",
+            "x@y.service",
+            "tiexec@x.d",
+        ] {
+            assert_eq!(service_of(unit), None, "{unit}");
         }
     }
 
