@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use support::attaching::{ctl, held, small, switched};
+use support::child::eventually;
 use support::{Done, Held, Kind, Public, Run, is_root, require};
 
 /// The children of a family, which end with it.
@@ -43,6 +44,27 @@ fn assert_grouped(done: &Done, all: usize, words: &[&str]) {
         assert!(words.iter().all(|word| line.contains(word)), "{words:?}: {done}");
     }
     assert!(sum.starts_with(&format!("all {all} processes   ")), "{done}");
+}
+
+/// The revert that `attach --for` schedules. `revert PID` reverts only that process.
+#[test]
+fn a_scheduled_revert_reaches_those_forked_later() {
+    let copy = small("brood", Kind::DynamicNoPie);
+    let mut family = Run::new(copy.path(), ["0"]).plain().start();
+    family.wait_line("ready");
+    let pid = family.pid();
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    let (_, fields) = stat.rsplit_once(") ").expect("a name");
+    let begun = fields.split(' ').nth(19).expect("a start time");
+    ctl(["attach", "--backing=image", &pid.to_string()]).assert_code(0);
+    family.write(b"\n");
+    eventually("a child", || family.has_said("child"));
+    let child = children(&family)[0].parse().expect("a process");
+    assert!(switched(child) > 0);
+    let revert = ["revert", "--quiet", "--started-at", begun, &pid.to_string()];
+    ctl(revert).assert_code(0).assert_silent();
+    assert_eq!((switched(pid), switched(child)), (0, 0));
+    drop(family);
 }
 
 #[test]

@@ -19,8 +19,11 @@ use tiexec_core::escape::{self, in_shell};
 use tiexec_core::plan::Plan;
 use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
+use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::hottest::Hot;
-use tiexec_engine::locked_target::{Lasts, LockedTarget, Treated, look_for_text_of_ours};
+use tiexec_engine::locked_target::{
+    Lasts, LockedTarget, Treated, look_for_text_of_ours, start_time,
+};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
 use tiexec_engine::switched_off::{FILE as SWITCHED_OFF, is_switched_off};
@@ -276,7 +279,13 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
     };
     let Common { each: each_one, json, quiet, .. } = options.common;
     let printer = Printer::new(&options.targets, pids.len(), each_one, json, quiet);
-    let one = |pid, pool: &mut Pool, turn| revert_one(pid, options, &printer, pool, turn);
+    // The start time is that of the named process, not of those that were forked from it.
+    let mut of_forked = options.clone();
+    of_forked.common.started_at = None;
+    let one = |pid, pool: &mut Pool, turn| {
+        let options = if pids.contains(&pid) { options } else { &of_forked };
+        revert_one(pid, options, &printer, pool, turn)
+    };
     let words = if options.all { vec!["--all".into()] } else { options.targets.words() };
     let many = Many {
         named: named(&options.targets) && !options.all,
@@ -287,6 +296,7 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
     // A process that was forked from one of them before that one was reverted.
     let forked = |known: &[Pid]| {
         let mut found = match (many.named || options.dry_run, options.all) {
+            (true, _) if options.common.started_at.is_some() => of_same_program(&pids, options),
             (true, _) => Vec::new(),
             (_, true) => select::every(|_, _| true),
             (_, false) => selected(&options.targets).unwrap_or_default(),
@@ -304,6 +314,21 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
         (true, exit::OK) => exit::PARTIAL,
         (true, _) => status,
     }
+}
+
+/// Returns the descendants of processes that run their program: they have got its text by a fork. Returns none of a process
+/// with another start time.
+fn of_same_program(pids: &[Pid], options: &Revert) -> Vec<Pid> {
+    let exe = |pid| ProcDir::of(pid).and_then(|process| process.exe_path()).ok();
+    let mut found = Vec::new();
+    for &pid in pids {
+        let begun = ProcDir::of(pid).ok().and_then(|process| start_time(&process));
+        if let Some(program) = exe(pid).filter(|_| begun == options.common.started_at) {
+            let tree = Tree::of(&[pid]).walk(true).into_iter();
+            found.extend(tree.filter(|&one| exe(one).as_ref() == Some(&program)));
+        }
+    }
+    found
 }
 
 /// Warns that these processes could not be examined. Returns whether there are any.
