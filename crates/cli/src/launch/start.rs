@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
+use std::path::Path;
 
 use rustix::termios::{LocalModes, tcgetattr};
 use tiexec_core::addr::mib;
@@ -134,7 +135,7 @@ impl Launcher {
         }
         if let Some(counted) = counted.filter(|_| is_wanted && self.settings.verbose) {
             let (name, pid) = (self.name().shown(), process::this().as_raw_nonzero());
-            let later = counted.for_later_starts();
+            let later = for_later_starts(&counted);
             self.unless_quiet(format_args!(
                 "{name}: no process watches its start, because {counted}: programs and libraries that come later \
                  stay on base pages; fix: tiexecctl attach {pid}; for later starts: {later}"
@@ -145,7 +146,7 @@ impl Launcher {
     /// Warns that somebody counts the companion, which the user has asked for.
     pub(super) fn say_counted(&self, counted: Option<&Counted>) {
         let Some(counted) = counted else { return };
-        let (name, later) = (self.name().shown(), counted.for_later_starts());
+        let (name, later) = (self.name().shown(), for_later_starts(counted));
         let option = if self.settings.follow { "--follow" } else { "--settle" };
         self.unless_quiet(format_args!(
             "{name}: {option} keeps one process more beside it, and {counted}; fix: leave out {option}; {later}"
@@ -158,6 +159,16 @@ impl Launcher {
             warn(message);
         }
     }
+}
+
+/// Returns what makes later starts huge without a process beside the program. The agent helps only where systemd runs, so not
+/// in most containers.
+fn for_later_starts(counted: &Counted) -> String {
+    let is_service = matches!(counted, Counted::Service { .. });
+    if is_service || Path::new("/run/systemd/system").is_dir() {
+        return counted.for_later_starts();
+    }
+    "tiexec --until-exec=NAME, if it executes the program NAME".to_owned()
 }
 
 /// Returns whether a program may get other text later, if its own text is left alone for this reason.
