@@ -239,6 +239,15 @@ fn a_dry_run_that_would_run_something_is_refused() {
 fn a_dry_run_of_what_is_not_there_is_the_launchs_error() {
     Run::new("/nonexistent/program", [""; 0]).options(["--dry-run"]).output().assert_code(127);
     Run::new("/etc/passwd", [""; 0]).options(["--dry-run"]).output().assert_code(126);
+    Run::new("/etc/passwd/x", [""; 0]).options(["--dry-run"]).output().assert_code(126);
+    let dir = tempfile::tempdir().expect("a directory");
+    let script = dir.path().join("script");
+    std::fs::write(&script, "#!/nonexistent/interpreter\n").expect("a script");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(&script, mode).expect("it is executable");
+    let done = Run::new(script, [""; 0]).options(["--dry-run"]).output();
+    done.assert_code(127);
+    assert!(done.err().contains("its interpreter /nonexistent/interpreter is not there"), "{done}");
 }
 
 /// If there is no program to report on, one line says so, and the exit status is that of a failed launch.

@@ -371,8 +371,15 @@ impl Launcher {
             if !self.dry_run {
                 return self.exec();
             }
-            let exists = path.is_some_and(|path| path.exists());
-            return self.not_executed(if exists { Errno::ACCES } else { Errno::NOENT });
+            let seen = path.map(std::fs::metadata);
+            return self.not_executed(match seen {
+                Some(Ok(_)) => Errno::ACCES,
+                Some(Err(error)) => error.raw_os_error().map_or(Errno::NOENT, Errno),
+                None => Errno::NOENT,
+            });
+        }
+        if self.dry_run && path.as_deref().is_some_and(|path| missing_interpreter(path).is_some()) {
+            return self.not_executed(Errno::NOENT);
         }
         let report = self.sink.is_some() || self.dry_run;
         let mut status = exit::OK;
