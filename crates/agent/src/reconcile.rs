@@ -723,8 +723,12 @@ impl<'a> Agent<'a> {
             return;
         }
         self.read_verdicts();
-        // Without it, the processes stay due.
-        let Some(in_canary) = self.see_canary() else { return };
+        let Some(in_canary) = self.see_canary() else {
+            for pid in due {
+                self.known.entry(pid).and_modify(|known| known.due = Some(now + PAUSE));
+            }
+            return;
+        };
         let wanted = self.agenda.wanted.iter().enumerate();
         let waiting: HashMap<Pid, usize> = wanted.map(|(at, one)| (one.pid, at)).collect();
         for pid in due {
