@@ -64,9 +64,11 @@ fn a_file_that_cannot_be_read_for_the_moment_still_counts() {
     let mut agent = files.agent();
     eventually("the agent has rules", || agent.err_text().contains("rules: 2;"));
     let pid = rustix::process::Pid::from_raw(agent.pid()).expect("a process ID");
-    let limit = |most: Option<u64>| {
-        let limit = rustix::process::Rlimit { current: most, maximum: Some(1 << 19) };
-        let nofile = rustix::process::Resource::Nofile;
+    let nofile = rustix::process::Resource::Nofile;
+    // The agent has the same hard limit as this process.
+    let maximum = rustix::process::getrlimit(nofile).maximum;
+    let limit = |current: Option<u64>| {
+        let limit = rustix::process::Rlimit { current, maximum };
         rustix::process::prlimit(Some(pid), nofile, limit).expect("the limit of a child")
     };
     let before = limit(Some(3));

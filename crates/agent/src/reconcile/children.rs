@@ -36,6 +36,7 @@ mod tests {
 
     /// A canary that takes longer than the agent waits ends at some time.
     #[test]
+    #[expect(clippy::zombie_processes, reason = "another function reaps it")]
     fn a_child_that_ends_late_is_reaped() {
         let mut sleep = programs::of_user("sleep");
         let mut child = sleep.arg("60").spawn().unwrap();

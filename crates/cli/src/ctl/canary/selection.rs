@@ -31,7 +31,7 @@ pub(super) enum Selection {
         /// The program, as the kernel shows it.
         program: Vec<u8>,
         /// What the rules ask about each process.
-        facts: RefCell<Facts>,
+        facts: Box<RefCell<Facts>>,
     },
 }
 
@@ -56,7 +56,7 @@ impl Selection {
         let all = facts.matching(&rules, &name)?;
         let busiest = || Some(all.into_iter().max_by_key(|(pid, _)| used(pid))?.1);
         match program.or_else(busiest) {
-            Some(program) => Ok(Self::Rule { rules, name, program, facts: facts.into() }),
+            Some(program) => Ok(Self::Rule { rules, name, program, facts: Box::new(facts.into()) }),
             None => {
                 warn(format_args!(
                     "no process matches rule {name}; fix: tiexecctl rules check says which rule a process has"
