@@ -395,7 +395,7 @@ impl Rules {
         let names = match names(&opened) {
             Ok(names) => names,
             Err(errno) => {
-                let (errno, fix) = (errno, "run it as root".to_owned());
+                let fix = "run it as root".to_owned();
                 all.defects.push(Defect::unread(directory, Some(errno), errno.to_string(), fix));
                 return all;
             }
