@@ -62,7 +62,7 @@ impl FromStr for Build {
 pub struct Whose {
     /// The user id.
     pub uid: u32,
-    /// The namespace of its pod, or [`Whose::UNKNOWN`]; `None` outside of pods.
+    /// The namespace of its pod, empty while the agent does not know the pod; `None` outside of pods.
     pub namespace: Option<String>,
 }
 
