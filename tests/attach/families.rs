@@ -61,7 +61,7 @@ fn a_scheduled_revert_reaches_those_forked_later() {
     eventually("a child", || family.has_said("child"));
     let child = children(&family)[0].parse().expect("a process");
     assert!(switched(child) > 0);
-    let revert = ["revert", "--quiet", "--started-at", begun, &pid.to_string()];
+    let revert = ["revert", "--quiet", "--forked", "--started-at", begun, &pid.to_string()];
     ctl(revert).assert_code(0).assert_silent();
     assert_eq!((switched(pid), switched(child)), (0, 0));
     drop(family);

@@ -65,7 +65,7 @@ fn the_program_ends_with_a_helper_that_dies() {
     for option in ["--strict", "--dry-run"] {
         let mut struck = 0;
         for fault in ["die-after-stop", "die-after-setregs", "die-after-write"] {
-            for n in 1..100 {
+            for n in 1.. {
                 let run = Run::new(program("exits", Kind::StaticNoPie), ["code", "7"]).options([
                     option,
                     "--backing=image",

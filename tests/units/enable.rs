@@ -347,9 +347,17 @@ fn all_are_disabled_after_systemctl_has_removed_the_links() {
     let systemd = with_sleeps();
     let text = "[Service]\nExecStart=/bin/sleep inf\n";
     systemd.write_unit(&format!("{UNITS}/late@.service"), text);
+    systemd.write_unit(&format!("{UNITS}/other.service"), text);
     let enable = ["enable", "--warm", "sleeps", "late@", "--", "--edges=pad"];
     systemd.ctl(enable).assert_code(0).assert_silent();
-    let units = ["tiexec@sleeps", "tiexec_warm@sleeps", "tiexec-late@", "tiexec_warm-late@"];
+    systemd.ctl(["enable", "other", "--", "--edges=pad"]).assert_code(0).assert_silent();
+    let units = [
+        "tiexec@sleeps",
+        "tiexec_warm@sleeps",
+        "tiexec-late@",
+        "tiexec_warm-late@",
+        "tiexec@other",
+    ];
     let units = units.map(|unit| format!("{unit}.service"));
     systemd.systemctl(["disable".to_owned()].iter().chain(&units)).assert_code(0);
     assert!(!is_there(&systemd, &link("sleeps.service")));

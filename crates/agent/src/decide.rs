@@ -11,6 +11,7 @@ use crate::processes::Process;
 use crate::rules::{Action, Rule, Rules};
 use crate::state::{Build, State};
 use crate::treat;
+pub use crate::treat::FileState;
 use crate::verdicts::{Standing, Verdicts};
 
 /// The reason why the agent does less than the rule says. The names are an interface.
@@ -118,7 +119,7 @@ pub fn decide<'a>(
         if looked.text_bytes < rule.min_text {
             return Some(Instead::TooSmall);
         }
-        match looked.build {
+        match looked.build.map(|(_, build)| build) {
             Err(reason) => Some(Instead::Unseen(reason)),
             Ok(build) if state.quarantined(&build, &facts.whose()).is_some() => {
                 Some(Instead::Quarantined)
@@ -134,11 +135,11 @@ pub fn decide<'a>(
     Decision { rule: Some(rule), instead: instead() }
 }
 
-/// Returns the build of a process's program. A child process examines the target.
+/// Returns the build of a process's program, and the file that was examined. A child process examines the target.
 ///
 /// # Errors
 /// The reason why the process could not be examined.
-pub fn build_of(process: &ProcDir) -> Result<Build, String> {
+pub fn build_of(process: &ProcDir) -> Result<(FileState, Build), String> {
     let looked = treat::look(process).map_err(|reason| reason.to_string())?;
     looked.build
 }

@@ -200,6 +200,8 @@ pub struct Agent<'a> {
     proofs: Proofs,
     /// The time at which the agent last checked whether a canary was killed.
     canary_seen: Option<Instant>,
+    /// False while the processes of a canary are not known: nothing begins then.
+    canary_known: bool,
     /// The time at which the agent last could not revert all processes of a killed canary, and those that failed.
     unreverted: (Option<Instant>, Vec<i32>),
     machine: Machine,
@@ -259,6 +261,7 @@ impl<'a> Agent<'a> {
             verdicts_stamp: None,
             proofs: Proofs::default(),
             canary_seen: None,
+            canary_known: true,
             unreverted: (None, Vec::new()),
             machine,
             off: None,
@@ -517,8 +520,25 @@ impl<'a> Agent<'a> {
     /// those that wait for their revert. `None` if they are not known.
     fn see_canary(&mut self) -> Option<BTreeSet<Member>> {
         self.canary_seen = Some(Instant::now());
+        let seen = self.take_back();
+        self.canary_known = seen.is_ok();
+        seen.map_err(|why| {
+            let text = format!(
+                "begins nothing, because a canary may run: it {why}; it tries again; fix: mend the disk, or give it more descriptors"
+            );
+            self.say_once("canary unknown", Level::Warning, text);
+        })
+        .inspect(|_| self.say_once("canary unknown", Level::Info, String::new()))
+        .ok()
+    }
+
+    /// As [`see_canary`](Self::see_canary).
+    ///
+    /// # Errors
+    /// Why the processes are not known.
+    fn take_back(&mut self) -> Result<BTreeSet<Member>, String> {
         let Some(canaries) = self.canaries.as_ref().filter(|canaries| canaries.has_record()) else {
-            return Some(BTreeSet::new());
+            return Ok(BTreeSet::new());
         };
         let (since, last) = &self.unreverted;
         // The pause limits the retries for a process that cannot be reverted.
@@ -531,16 +551,8 @@ impl<'a> Agent<'a> {
             Err(why) => Err(why),
         };
         let left = canaries.members();
-        let (taken, left) = match (taken, left) {
-            (Ok(taken), Ok(left)) => (taken, left),
-            (Err(why), _) | (_, Err(why)) => {
-                let text = format!("begins nothing, because a canary may run: it {why}");
-                self.say_once("canary record", Level::Warning, text);
-                return None;
-            }
-        };
-        let Some(TakenBack { reverted, failed, left: not_begun, aside }) = taken else {
-            return Some(left);
+        let Some(TakenBack { reverted, failed, left: not_begun, aside }) = taken? else {
+            return left;
         };
         let is_done = failed.is_empty() && not_begun == 0;
         let failed_ones = failed.iter().map(|&(pid, _)| pid).collect();
@@ -553,7 +565,7 @@ impl<'a> Agent<'a> {
             self.say_once("canary", Level::Warning, text);
         }
         self.say_once("canary record", Level::Warning, aside.unwrap_or_default());
-        Some(left)
+        left
     }
 
     fn say_trips(&mut self) {

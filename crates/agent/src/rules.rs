@@ -421,7 +421,7 @@ impl Rules {
     }
 
     /// Returns why not all rules are known at the moment, if the kernel could not read a file of them.
-    pub(crate) fn unknown(&self) -> Option<&Defect> {
+    pub fn unknown(&self) -> Option<&Defect> {
         self.defects.iter().find(|defect| defect.passing)
     }
 

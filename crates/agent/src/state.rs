@@ -11,6 +11,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use tiexec_core::escape::AsShown;
 
+use crate::guard::UNSEEN;
 use crate::kept::{Directory, Locked, Stamp};
 
 /// The directory of the state.
@@ -152,9 +153,11 @@ impl State {
         self.builds(|_| true) >= BUILDS_OF_THE_MACHINE
     }
 
-    /// Counts the builds whose crashes count for all users. Two files with the same build ID count as one build here.
+    /// Counts the builds whose crashes count for all users. Two files with the same build ID count as one build here. What
+    /// only may have been a crash keeps its build away, and does not count.
     fn builds(&self, wanted: impl Fn(&Quarantined) -> bool) -> usize {
-        let of_all = self.quarantine.iter().filter(|one| one.uid.is_none() && wanted(one));
+        let counts = |one: &&Quarantined| one.uid.is_none() && one.signal != UNSEEN && wanted(one);
+        let of_all = self.quarantine.iter().filter(counts);
         let of_all = of_all.map(|one| match one.build.build_id.as_str() {
             "none" => &one.build.text,
             build_id => build_id,

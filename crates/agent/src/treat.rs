@@ -39,7 +39,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 
 /// A file in one state, so that its text is hashed once.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub(crate) struct FileState {
+pub struct FileState {
     device: u64,
     inode: u64,
     len: u64,
@@ -48,7 +48,7 @@ pub(crate) struct FileState {
 
 impl FileState {
     /// Returns the state of a file as far as the kernel knows it already. Never waits for the file's server.
-    pub(crate) fn of(file: &PathFile) -> Option<Self> {
+    pub fn of(file: &PathFile) -> Option<Self> {
         let Version { device: (major, minor), inode, len, changed, .. } = file.version().ok()?;
         let device = rustix::fs::makedev(major, minor);
         Some(Self { device, inode, len, changed: (changed.0, changed.1.into()) })
@@ -439,7 +439,7 @@ fn build_of(
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Looked {
     pub(crate) text_bytes: u64,
-    pub(crate) build: Result<Build, String>,
+    pub(crate) build: Result<(FileState, Build), String>,
 }
 
 /// Examines a process in a child process, and changes nothing.
@@ -449,7 +449,8 @@ pub(crate) struct Looked {
 pub(crate) fn look(process: &ProcDir) -> Result<Looked, Reason> {
     let looked = workers::apart(LOOKING, || {
         let build = build_of(process, &|_| None);
-        let build = build.map(|(_, made)| made.build).map_err(|failure| failure.reason.to_string());
+        let build = build.map(|(file, made)| (file, made.build));
+        let build = build.map_err(|failure| failure.reason.to_string());
         Looked { text_bytes: text_bytes(process), build }
     });
     looked.map_err(|failure| failure.reason)

@@ -12,7 +12,7 @@ use crate::state::{Build, now};
 
 /// The version of the files that canaries write.
 pub(crate) const VERSION: u32 = 1;
-/// Most verdicts that are kept. The oldest of the user who has the most goes first.
+/// Most verdicts that are kept of the machine's services, and as many of all users.
 const MOST: usize = 256;
 /// The fewest pairs after which a verdict can be known. With fewer pairs, a canary leaves no verdict.
 pub const FEWEST_PAIRS: usize = 10;
@@ -34,11 +34,16 @@ impl Default for Verdicts {
 impl Verdicts {
     /// Adds a finding, which replaces an earlier finding about the same subject.
     pub fn add(&mut self, new: Finding) {
+        let is_of_users = new.owner.is_some();
         self.findings.retain(|old| old.subject != new.subject);
         self.findings.push(new);
-        while self.findings.len() > MOST {
+        let is_like = |one: &Finding| one.owner.is_some() == is_of_users;
+        while self.findings.iter().filter(|one| is_like(one)).count() > MOST {
+            // The oldest of the user who has the most goes first, and the oldest of the machine.
+            let oldest = || self.findings.iter().position(is_like);
             let owners = self.findings.iter().map(|finding| finding.owner);
-            self.findings.remove(surplus(owners).unwrap_or(0));
+            let at = if is_of_users { surplus(owners) } else { oldest() };
+            self.findings.remove(at.unwrap_or(0));
         }
     }
 

@@ -227,7 +227,11 @@ impl Agent<'_> {
     }
 
     fn begin_canary(&mut self) {
-        if self.off.is_some() || !self.machine.has_guard || self.state.only_observes() {
+        if self.off.is_some()
+            || !self.canary_known
+            || !self.machine.has_guard
+            || self.state.only_observes()
+        {
             return;
         }
         // The scan would disturb its measurement.

@@ -154,6 +154,9 @@ impl Wanted {
 impl Agent<'_> {
     /// Works on the wanted processes, one batch after the other, until memory is short or a signal arrives.
     pub(super) fn work(&mut self) {
+        if !self.canary_known {
+            return;
+        }
         if !self.agenda.wanted.is_empty() {
             self.count_copies();
         }

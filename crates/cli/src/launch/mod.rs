@@ -14,6 +14,7 @@ use std::path::Path;
 use tiexec_core::addr::mib;
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::AsShown;
+use tiexec_core::plan::Plan;
 use tiexec_core::report::Report;
 use tiexec_core::select::Select;
 use tiexec_core::skip::{Reason, SkipReason};
@@ -257,7 +258,8 @@ impl Launcher {
         if self.dry_run {
             launched.dry_run_status.set(self.show_plan(launched));
             let Report { reason, detail, .. } = &launched.report;
-            if let Some(reason) = reason.filter(|reason| reason.is_failure()) {
+            let huge = launched.plan.as_ref().map_or(0, Plan::huge_bytes);
+            if let Some(reason) = reason.filter(|reason| reason.is_failure() && huge == 0) {
                 self.explain(reason, detail.as_deref().unwrap_or_default(), None);
             }
             return;

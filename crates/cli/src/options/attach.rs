@@ -112,6 +112,10 @@ pub struct Revert {
     #[command(flatten)]
     pub common: Common,
 
+    /// Also revert what the process has forked, if it began at that time
+    #[arg(long, requires = "started_at", hide = true)]
+    pub forked: bool,
+
     /// Wait first, in milliseconds
     #[arg(long, value_name = "MS", hide = true)]
     pub after: Option<u64>,

@@ -17,6 +17,7 @@ use tiexec_core::config::Settings;
 use tiexec_core::coverage::backings_in_words;
 use tiexec_core::escape::{self, in_shell};
 use tiexec_core::plan::Plan;
+use tiexec_core::proc::stat;
 use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::follow::tree::Tree;
@@ -33,6 +34,7 @@ use tiexec_remap::host_pages;
 use tiexec_remap::images::Images;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::reopen::{Identity, PathFile};
 use tiexec_sys::{Pid, thp};
 use tiexec_tracee::target::Target;
 
@@ -296,7 +298,7 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
     // A process that was forked from one of them before that one was reverted.
     let forked = |known: &[Pid]| {
         let mut found = match (many.named || options.dry_run, options.all) {
-            (true, _) if options.common.started_at.is_some() => of_same_program(&pids, options),
+            (true, _) if options.forked => forked_from(&pids, options.common.started_at),
             (true, _) => Vec::new(),
             (_, true) => select::every(|_, _| true),
             (_, false) => selected(&options.targets).unwrap_or_default(),
@@ -316,19 +318,27 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
     }
 }
 
-/// Returns the descendants of processes that run their program: they have got its text by a fork. Returns none of a process
-/// with another start time.
-fn of_same_program(pids: &[Pid], options: &Revert) -> Vec<Pid> {
-    let exe = |pid| ProcDir::of(pid).and_then(|process| process.exe_path()).ok();
+/// Returns the descendants of processes that have got their text by a fork. Returns none of a process that began at another
+/// time.
+fn forked_from(pids: &[Pid], started_at: Option<u64>) -> Vec<Pid> {
     let mut found = Vec::new();
     for &pid in pids {
         let begun = ProcDir::of(pid).ok().and_then(|process| start_time(&process));
-        if let Some(program) = exe(pid).filter(|_| begun == options.common.started_at) {
+        if let Some(program) = executed(pid).filter(|_| begun == started_at) {
             let tree = Tree::of(&[pid]).walk(true).into_iter();
-            found.extend(tree.filter(|&one| exe(one).as_ref() == Some(&program)));
+            found.extend(tree.filter(|&one| executed(one).as_ref() == Some(&program)));
         }
     }
     found
+}
+
+/// Identifies what a process has executed: the program, and the start of the stack, which the kernel chooses at each exec
+/// and a fork keeps.
+fn executed(pid: Pid) -> Option<(Identity, u64)> {
+    let process = ProcDir::of(pid).ok()?;
+    let stack = stat::layout(&process.read("stat").ok()?).ok()?.start_stack;
+    let program = PathFile::of_process(&process, "exe").ok()?.identity().ok()?;
+    (stack != 0).then_some((program, stack))
 }
 
 /// Warns that these processes could not be examined. Returns whether there are any.

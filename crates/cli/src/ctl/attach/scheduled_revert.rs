@@ -20,7 +20,7 @@ pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io
     let own = own.with_file_name("tiexecctl");
     let pid = pid.as_raw_nonzero().to_string();
     let start_time = start_time.to_string();
-    let revert = ["revert", "--quiet", "--started-at", &start_time, &pid];
+    let revert = ["revert", "--quiet", "--forked", "--started-at", &start_time, &pid];
     if Path::new("/run/systemd/system").is_dir() {
         let timer = programs::command("systemd-run", Environment::OfUser)
             .args(["--quiet", "--collect", "--on-active", &format!("{}ms", time.as_millis())])

@@ -4,13 +4,13 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use tiexec_agent::decide::build_of;
+use tiexec_agent::decide::{FileState, build_of};
 use tiexec_agent::state::Build;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::locked_target::LOOKING;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::reopen::{PathFile, Version};
+use tiexec_sys::reopen::PathFile;
 
 use crate::exit;
 use crate::stdio::warn;
@@ -22,7 +22,7 @@ const MOST: usize = 1024;
 #[derive(Debug)]
 pub(super) struct OneBuild {
     pub(super) build: Build,
-    files: HashMap<Version, bool>,
+    files: HashMap<FileState, bool>,
     /// The time that looks at files may still take: a file's server may let each look wait.
     left: Duration,
 }
@@ -42,7 +42,8 @@ impl OneBuild {
             warn(format_args!("cannot tell the build of {}: {why}", exe.shown()));
             exit::FAILED
         })?;
-        Ok(Self::new(build))
+        let (file, build) = build;
+        Ok(Self { files: HashMap::from([(file, true)]), ..Self::new(build) })
     }
 
     /// Selects the build of a process of this program among these: the wanted build, or that of the process which used the
@@ -79,8 +80,9 @@ impl OneBuild {
     /// Returns whether the process runs this build; false if that cannot be told.
     pub(super) fn is_run_by(&mut self, pid: Pid) -> bool {
         let Ok(process) = ProcDir::of(pid) else { return false };
-        let file = PathFile::of_process(&process, "exe").and_then(|file| file.version()).ok();
-        if let Some(&known) = file.as_ref().and_then(|file| self.files.get(file)) {
+        let now = PathFile::of_process(&process, "exe").ok();
+        let now = now.and_then(|file| FileState::of(&file));
+        if let Some(&known) = now.as_ref().and_then(|file| self.files.get(file)) {
             return known;
         }
         if self.left.is_zero() {
@@ -90,9 +92,10 @@ impl OneBuild {
         let build = build_of(&process);
         self.left = self.left.saturating_sub(begun.elapsed());
         // A look that failed says nothing about the file: the process may have ended.
-        let Ok(build) = build else { return false };
+        let Ok((file, build)) = build else { return false };
         let is_it = build == self.build;
-        if let Some(file) = file.filter(|_| self.files.len() < MOST) {
+        // The process may have executed another program since the first look.
+        if self.files.len() < MOST {
             self.files.insert(file, is_it);
         }
         is_it

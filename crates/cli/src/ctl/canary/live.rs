@@ -257,6 +257,17 @@ impl<'a> Live<'a> {
         }
     }
 
+    /// Returns the build that the canary is about.
+    ///
+    /// # Errors
+    /// The exit status. The message is on stderr already.
+    pub(super) fn build(&self) -> Result<Build, u8> {
+        match &self.one_build {
+            Some(one) => Ok(one.borrow().build.clone()),
+            None => Ok(OneBuild::of(self.main, &self.exe)?.build),
+        }
+    }
+
     /// Checks that the oldest process lives. If it has ended, the service has crashed or was restarted, and the canary
     /// does not switch it again.
     pub(super) fn must_live(&self) -> Result<(), End> {

@@ -32,7 +32,6 @@ use tiexec_sys::interrupt;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::clock;
 
-use self::builds::OneBuild;
 use self::live::Live;
 use self::selection::Selection;
 use self::source::{Counter, Guard, Refusal, Server};
@@ -187,7 +186,7 @@ fn prove(options: &Canary) -> Result<u8, u8> {
             return Err(exit::GUARD);
         }
     }
-    let build = OneBuild::of(live.main(), live.exe())?.build;
+    let build = live.build()?;
     interrupt::catch();
     let mut run = Run::new(options, &settings, live, counter, guards, build);
     (run.begun, run.longest_look) = (begun, answered_in);
@@ -331,6 +330,11 @@ fn settings(options: &Canary) -> Result<Settings, u8> {
 fn of_rule(name: &str, options: &Canary) -> Result<(Selection, Settings, Canary), u8> {
     let rules = Rules::read(&options.conf_dir);
     rules.defects.iter().for_each(warn);
+    // The file that cannot be read may take processes out.
+    if rules.unknown().is_some() {
+        warn("cannot begin a canary: not all rules are known; fix: mend what the line above names");
+        return Err(exit::FAILED);
+    }
     let Some(rule) = rules.rules.iter().find(|rule| rule.name == name).cloned() else {
         // The line of the defect has told the user that the directory cannot be read.
         if rules.unread(&options.conf_dir).is_some() {
@@ -762,7 +766,8 @@ impl<'a> Run<'a> {
             return Err(format!("it takes {FEWEST_PAIRS} pairs; fix: use {}", self.more_time()));
         }
         let build = ProcDir::of(self.live.main()).map_err(|error| error.to_string());
-        if build.and_then(|process| build_of(&process)).as_ref() != Ok(&self.build) {
+        let build = build.and_then(|process| build_of(&process));
+        if build.map(|(_, build)| build).as_ref() != Ok(&self.build) {
             return Err("the program was replaced meanwhile; fix: run the canary again".to_owned());
         }
         Ok(Finding {

@@ -52,7 +52,7 @@ impl Selection {
     /// The exit status. The message is on stderr already: no process matches.
     pub(super) fn by_rule(rules: Rules, rule: &Rule, program: Option<Vec<u8>>) -> Result<Self, u8> {
         let name = rule.name.clone();
-        let mut facts = Facts::of(&rules, &name);
+        let mut facts = Facts::of(&rules);
         let all = facts.matching(&rules, &name)?;
         let busiest = || Some(all.into_iter().max_by_key(|(pid, _)| used(pid))?.1);
         match program.or_else(busiest) {
@@ -134,11 +134,10 @@ pub(super) fn used(pid: &Pid) -> u64 {
 }
 
 impl Facts {
-    /// Lists the pods of this node, if this rule or an earlier one asks for pods.
-    fn of(rules: &Rules, name: &str) -> Self {
+    /// Lists the pods of this node, if a rule asks for pods. The agent obeys the annotations of pods then, under each rule.
+    fn of(rules: &Rules) -> Self {
         let mut facts = Self { examiner: Examiner::default(), watch: None, unknown: None };
-        let at = rules.rules.iter().position(|rule| rule.name == name);
-        if !rules.rules.iter().take(at.map_or(0, |at| at + 1)).any(Rule::is_for_pods) {
+        if !rules.rules.iter().any(Rule::is_for_pods) {
             return facts;
         }
         facts.unknown = pods::unavailable().map(str::to_owned);

@@ -129,17 +129,23 @@ impl Setup {
             warmed.map(|file| service.warm_text(&self.program, file)),
         ];
         let is_runtime = units == self.both[1];
-        // systemd prefers the files that stay at a boot.
-        let lasting = service.link(Part::Attach, &self.both[0]);
-        if is_runtime && (is_link(&lasting) || service.has_file(&self.both[0])) {
+        let replaced = self.replaced(service)?;
+        // systemd prefers the files that stay at a boot, or reads both.
+        let lasting = service.made(&self.both[0]);
+        if let Some(first) = lasting.first().filter(|_| is_runtime) {
             if service.has(&self.both[0], &texts) {
-                return Ok(Done { link: lasting, ..Done::default() });
+                let (changed, status) = remove_all(&replaced);
+                return Ok(Done {
+                    changed,
+                    link: service.link(Part::Attach, &self.both[0]),
+                    status,
+                });
             }
-            let name = name.shown();
             return Err(fail(format!(
-                "it is enabled beyond the next boot with other options, and systemd prefers these; fix: leave out --runtime, \
-                 or first: tiexecctl disable {}{name}",
-                self.manager.scope()
+                "{} lasts beyond the next boot; fix: leave out --runtime, or first: tiexecctl disable {}{}",
+                first.shown(),
+                self.manager.scope(),
+                name.shown()
             )));
         }
         let mut befores = Vec::new();
@@ -150,7 +156,6 @@ impl Setup {
                 before => befores.push((path, before, text)),
             }
         }
-        let replaced = self.replaced(service)?;
         let is_new = self.put_template()?;
         let mut undo = Vec::new();
         let mut links = Vec::new();
@@ -190,13 +195,8 @@ impl Setup {
             Some(service.link(Part::Warm, units)).filter(|path| warmed.is_none() && is_link(path)),
         );
         // From now on the units do what these files did. The units stay if a file cannot be removed.
-        let mut status = exit::OK;
-        for path in &removed {
-            if let Err(error) = own_file::remove(path) {
-                status = not_removed(path, &error);
-            }
-        }
-        let changed = is_new || undo.len() + links.len() + removed.len() > 0;
+        let (any, status) = remove_all(&removed);
+        let changed = any || is_new || undo.len() + links.len() > 0;
         Ok(Done { changed, link: service.link(Part::Attach, units), status })
     }
 
@@ -234,6 +234,18 @@ struct Done {
     link: PathBuf,
     /// The exit status: a file that is replaced may have stayed. The message is on stderr already.
     status: u8,
+}
+
+/// Removes files. Returns whether one was removed, and the exit status.
+fn remove_all(paths: &[PathBuf]) -> (bool, u8) {
+    let (mut any, mut status) = (false, exit::OK);
+    for path in paths {
+        match own_file::remove(path) {
+            Ok(()) => any = true,
+            Err(error) => status = not_removed(path, &error),
+        }
+    }
+    (any, status)
 }
 
 /// Brings a file into a state.
@@ -442,7 +454,7 @@ pub(super) fn run_disable(options: &Disable) -> u8 {
             service.is_enabled(units)
         });
         // `systemctl disable` removes the links and leaves the files.
-        let left = having(&directories, &["", ".d"], |units, name| {
+        let left = having(&directories, &[".d", ""], |units, name| {
             own_units::service_of(name)
                 .is_some_and(|name| Service { name: &name, user }.has_file(units))
         });
