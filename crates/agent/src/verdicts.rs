@@ -131,3 +131,34 @@ pub fn cpu_model() -> String {
     let machine = || rustix::system::uname().machine().to_string_lossy().into_owned();
     field("model name").or_else(numbers).unwrap_or_else(machine)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn finding(text: usize, owner: Option<u32>) -> Finding {
+        let text = serde_json::json!({
+            "build_id": "none", "text": text.to_string(), "cpu": "c", "kernel": "k", "backing": "image", "edges": "conservative",
+            "verdict": "better", "keep_above": 1.0, "ratio": 1.1, "low": 1.0, "high": 1.2, "standard_error": null,
+            "pairs": 10, "hosts": 1, "exe": "/x", "machine": "m", "owner": owner, "when": 1,
+        });
+        serde_json::from_value(text).unwrap()
+    }
+
+    #[test]
+    fn a_new_verdict_stays_however_many_there_are() {
+        let mut verdicts = Verdicts::default();
+        let has = |verdicts: &Verdicts, text: usize| {
+            verdicts.findings.iter().any(|one| one.subject.text == text.to_string())
+        };
+        (0..2 * MOST).for_each(|text| verdicts.add(finding(text, None)));
+        assert!(!has(&verdicts, 0) && has(&verdicts, 2 * MOST - 1));
+        verdicts.add(finding(9000, Some(1)));
+        verdicts.add(finding(9001, Some(2)));
+        assert!(has(&verdicts, 9000) && has(&verdicts, 9001));
+        // One user's verdicts leave those of the other and of the machine.
+        (10_000..10_000 + 2 * MOST).for_each(|text| verdicts.add(finding(text, Some(1))));
+        assert!(has(&verdicts, 9001) && has(&verdicts, 2 * MOST - 1) && !has(&verdicts, 9000));
+        assert_eq!(verdicts.findings.len(), 2 * MOST);
+    }
+}
