@@ -187,7 +187,7 @@ fn which_processes_run_the_build() {
     let new = new.plain().hold();
     let path = server.copy.path().display().to_string();
     let mut canary = server.in_a_canary(&["--exe", &path]);
-    assert!(canary.err_text().contains(" stay as they are: 1; fix: restart them"));
+    assert!(canary.err_text().contains(" stay as they are: 1; fix: systemctl restart "));
     server.eventually_plain();
     server.eventually_on_copies(&mut canary);
     assert_eq!(switched(new.pid()), 0, "{}", canary.err_text());

@@ -5,13 +5,13 @@ use std::time::Duration;
 use tiexec_sys::process::ticks;
 use tiexec_sys::procfs::ProcDir;
 
+use crate::file_state::FileState;
 use crate::machine::Machine;
 use crate::off::{self, Off};
 use crate::processes::Process;
 use crate::rules::{Action, Rule, Rules};
 use crate::state::{Build, State};
 use crate::treat;
-pub use crate::treat::FileState;
 use crate::verdicts::{Standing, Verdicts};
 
 /// The reason why the agent does less than the rule says. The names are an interface.

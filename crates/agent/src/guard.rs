@@ -24,7 +24,7 @@ use tiexec_sys::{Errno, Pid, SysError};
 
 use crate::jvm::{self, Patience, Report};
 use crate::processes::Process;
-use crate::state::{Build, Quarantined, Whose, now};
+use crate::state::{Build, Quarantined, UNSEEN, Whose, now};
 use crate::treat::Made;
 
 /// The time after a switch in which a crash counts.
@@ -38,9 +38,6 @@ const CRASH_OF_GO: i32 = 2;
 const NAMES: usize = 32;
 /// The signals of a crash: SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGSEGV.
 const CRASHES: [i32; 5] = [4, 5, 6, 7, 11];
-
-/// In the place of a signal: records of faults were missing.
-pub(crate) const UNSEEN: i32 = 0;
 
 /// Returns the name of a signal of a crash.
 pub fn signal_name(signal: i32) -> &'static str {

@@ -10,9 +10,9 @@ use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{self, PathFile};
 
+use crate::file_state::FileState;
 use crate::pods::{Pod, Pods};
 use crate::state::Whose;
-use crate::treat::FileState;
 
 /// The facts about a process that rules match.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]

@@ -524,7 +524,7 @@ impl<'a> Agent<'a> {
         self.canary_known = seen.is_ok();
         seen.map_err(|why| {
             let text = format!(
-                "begins nothing, because a canary may run: it {why}; it tries again; fix: mend the disk, or give it more descriptors"
+                "begins nothing, because a canary may run: it {why}; it tries again; fix: raise LimitNOFILE= of tiexecd, or mount a disk that works"
             );
             self.say_once("canary unknown", Level::Warning, text);
         })

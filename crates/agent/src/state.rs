@@ -11,7 +11,6 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use tiexec_core::escape::AsShown;
 
-use crate::guard::UNSEEN;
 use crate::kept::{Directory, Locked, Stamp};
 
 /// The directory of the state.
@@ -21,6 +20,8 @@ const NAME: &str = "state.json";
 const AGENT: &str = ".agent";
 /// The version of the file's form.
 const VERSION: u32 = 1;
+/// In the place of a signal: records of faults were missing.
+pub(crate) const UNSEEN: i32 = 0;
 /// Most entries in the state from the crashes of one user.
 const MOST_OF_A_USER: usize = 64;
 /// Most entries from the crashes of all users together.

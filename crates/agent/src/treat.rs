@@ -25,9 +25,9 @@ use tiexec_remap::mapped::{Copied, copies};
 use tiexec_remap::workers::{self, Aside, Heard, Pool, Said};
 use tiexec_remap::{Failure, open_exe};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::reopen::{PathFile, Version};
 use tiexec_sys::{Pid, areas};
 
+use crate::file_state::FileState;
 use crate::jvm::Report;
 use crate::off;
 use crate::rules::{Action, Rule};
@@ -36,24 +36,6 @@ use crate::verdicts::{Standing, Verdicts};
 
 /// The time limit for one process, because others wait meanwhile.
 const LONGEST: Duration = Duration::from_secs(30);
-
-/// A file in one state, so that its text is hashed once.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct FileState {
-    device: u64,
-    inode: u64,
-    len: u64,
-    changed: (i64, i64),
-}
-
-impl FileState {
-    /// Returns the state of a file as far as the kernel knows it already. Never waits for the file's server.
-    pub fn of(file: &PathFile) -> Option<Self> {
-        let Version { device: (major, minor), inode, len, changed, .. } = file.version().ok()?;
-        let device = rustix::fs::makedev(major, minor);
-        Some(Self { device, inode, len, changed: (changed.0, changed.1.into()) })
-    }
-}
 
 /// A process to work on.
 pub(crate) struct Job<'a> {
@@ -419,12 +401,7 @@ fn build_of(
 ) -> Result<(FileState, Made), Failure> {
     let exe = open_exe(process)?;
     let meta = exe.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
-    let file = FileState {
-        device: meta.dev(),
-        inode: meta.ino(),
-        len: meta.len(),
-        changed: (meta.ctime(), meta.ctime_nsec()),
-    };
+    let file = FileState::of_open(&meta);
     if let Some(made) = known(&file) {
         return Ok((file, made));
     }

@@ -5,7 +5,8 @@ use std::time::Instant;
 use tiexec_engine::journal;
 
 use super::{Agent, Level};
-use crate::guard::{Crash, UNSEEN, Watched, signal_name};
+use crate::guard::{Crash, Watched, signal_name};
+use crate::state::UNSEEN;
 
 /// Returns the end of a process in words.
 fn how(signal: i32) -> String {

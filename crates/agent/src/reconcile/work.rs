@@ -14,12 +14,13 @@ use tiexec_sys::{Pid, interrupt};
 use super::prove::Unproved;
 use super::{Agent, By, Known, Last, Level, Wanted};
 use crate::decide::held_back;
+use crate::file_state::FileState;
 use crate::guard::Held;
 use crate::metrics::Share;
 use crate::processes::Process;
 use crate::rules::{Action, Rule};
 use crate::state::{Whose, now};
-use crate::treat::{self, FileState, Given, Job, Made, Outcome, Running, Told};
+use crate::treat::{self, Given, Job, Made, Outcome, Running, Told};
 
 /// Most processes in one batch. Between two batches the agent checks crashes and the state.
 const BATCH: usize = 16;

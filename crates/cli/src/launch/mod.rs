@@ -14,7 +14,6 @@ use std::path::Path;
 use tiexec_core::addr::mib;
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::AsShown;
-use tiexec_core::plan::Plan;
 use tiexec_core::report::Report;
 use tiexec_core::select::Select;
 use tiexec_core::skip::{Reason, SkipReason};
@@ -258,9 +257,13 @@ impl Launcher {
         if self.dry_run {
             launched.dry_run_status.set(self.show_plan(launched));
             let Report { reason, detail, .. } = &launched.report;
-            let huge = launched.plan.as_ref().map_or(0, Plan::huge_bytes);
-            if let Some(reason) = reason.filter(|reason| reason.is_failure() && huge == 0) {
-                self.explain(reason, detail.as_deref().unwrap_or_default(), None);
+            if let Some(reason) = reason.filter(|reason| reason.is_failure()) {
+                // Without a cost, no call could be made in the program, and all text stays as it is.
+                let plan = launched.plan.as_ref().filter(|_| launched.report.launch.is_some());
+                let (all, huge) =
+                    plan.map_or((0, 0), |plan| (plan.text_bytes(), plan.huge_bytes()));
+                let rest = (huge > 0).then_some((all.saturating_sub(huge), all));
+                self.explain(reason, detail.as_deref().unwrap_or_default(), rest);
             }
             return;
         }

@@ -4,7 +4,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use tiexec_agent::decide::{FileState, build_of};
+use tiexec_agent::decide::build_of;
+use tiexec_agent::file_state::FileState;
 use tiexec_agent::state::Build;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::locked_target::LOOKING;
@@ -70,7 +71,7 @@ impl OneBuild {
         let others = all - pids.len();
         if others > 0 {
             warn(format_args!(
-                "processes that run another build of {} stay as they are: {others}; fix: restart them",
+                "processes that run another build of {} stay as they are: {others}; fix: systemctl restart their service",
                 exe.shown()
             ));
         }

@@ -332,7 +332,7 @@ fn of_rule(name: &str, options: &Canary) -> Result<(Selection, Settings, Canary)
     rules.defects.iter().for_each(warn);
     // The file that cannot be read may take processes out.
     if rules.unknown().is_some() {
-        warn("cannot begin a canary: not all rules are known; fix: mend what the line above names");
+        warn("cannot begin a canary: not all rules are known; fix: do what the line above names");
         return Err(exit::FAILED);
     }
     let Some(rule) = rules.rules.iter().find(|rule| rule.name == name).cloned() else {
