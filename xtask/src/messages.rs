@@ -42,7 +42,7 @@ fn all() -> Vec<(String, String)> {
 }
 
 /// A fix begins with one of these.
-const VERBS: [&str; 31] = [
+const VERBS: [&str; 32] = [
     "add",
     "advise",
     "allow",
@@ -56,6 +56,7 @@ const VERBS: [&str; 31] = [
     "install",
     "join",
     "leave",
+    "link",
     "loginctl",
     "mount",
     "move",

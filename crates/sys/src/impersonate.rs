@@ -82,7 +82,7 @@ fn take_with(place: &Place, saved: u32) -> Result<(), SysError> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable)
         .map_err(SysError::of("prctl(PR_SET_DUMPABLE)"))?;
     rustix::thread::set_no_new_privs(true).map_err(SysError::of("prctl(PR_SET_NO_NEW_PRIVS)"))?;
-    process::end_with_parent(Signal::KILL)
+    process::end_with_parent(Some(Signal::KILL))
 }
 
 #[cfg(test)]

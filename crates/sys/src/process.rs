@@ -5,7 +5,8 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal};
+use rustix::process::Pid;
+pub use rustix::process::Signal;
 
 use crate::error::{SysError, check};
 use crate::kernel_file;
@@ -524,14 +525,13 @@ pub fn signal_thread(process: Pid, thread: Pid, signal: i32) -> Result<(), SysEr
     check("tgkill", returned).map(drop)
 }
 
-/// `kill(getpid(), SIGSTOP)` — stops this process until SIGCONT. Another thread may take the signal, so the calling
-/// thread may run on for a moment.
+/// `tgkill(getpid(), gettid(), SIGSTOP)` — stops this process until SIGCONT. The calling thread takes the signal, so it
+/// does not run on.
 ///
 /// # Errors
 /// No known error.
 pub fn stop_this() -> Result<(), SysError> {
-    rustix::process::kill_process(this(), rustix::process::Signal::STOP)
-        .map_err(SysError::of("kill(SIGSTOP)"))
+    signal_thread(this(), rustix::thread::gettid(), libc::SIGSTOP)
 }
 
 /// `prctl(PR_SET_PTRACER, pid)` — lets exactly `pid` trace this process under Yama; `None` withdraws that right.
@@ -609,12 +609,12 @@ pub fn close_all_at_exec() {
 }
 
 /// `prctl(PR_SET_PDEATHSIG, signal)` — has the kernel send `signal` to this process when its parent's thread that made it
-/// ends. A change of user resets it.
+/// ends; `None` for no signal. A change of user resets it.
 ///
 /// # Errors
 /// No known error.
-pub fn end_with_parent(signal: Signal) -> Result<(), SysError> {
-    rustix::process::set_parent_process_death_signal(Some(signal))
+pub fn end_with_parent(signal: Option<Signal>) -> Result<(), SysError> {
+    rustix::process::set_parent_process_death_signal(signal)
         .map_err(SysError::of("prctl(PR_SET_PDEATHSIG)"))
 }
 
@@ -623,7 +623,7 @@ pub fn end_with_parent(signal: Signal) -> Result<(), SysError> {
 pub fn end_command_with_parent(command: &mut Command, signal: Signal) {
     let parent = this();
     let ask = move || {
-        end_with_parent(signal)
+        end_with_parent(Some(signal))
             .map_err(|error| std::io::Error::from_raw_os_error(error.errno.0))?;
         // The parent may have ended before the call, which then has no effect.
         match rustix::process::getppid() == Some(parent) {

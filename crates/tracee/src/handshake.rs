@@ -93,7 +93,8 @@ pub struct Arming<'a> {
 /// Forks the helper, which seizes this process and then runs `work`. Returns once this process is seized.
 ///
 /// # Errors
-/// The reason. No helper is left, and this process is not traced.
+/// The reason. No helper is left, and this process is not traced; but with [`Arming::ends_with_helper`], a late helper may
+/// still trace it, and ends with it.
 ///
 /// # Panics
 /// Never in the caller. If `work` panics, the helper ends, and its tracee goes home.
@@ -251,6 +252,11 @@ fn handshake(channel: &mut UnixStream, deadline: Duration) -> Result<(), Failure
 /// The helper's code up to `work`.
 fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl FnOnce(Pid)) {
     process::block_signals();
+    // The process that gives a late helper up leaves it alone. A filter may kill for prctl(2).
+    let ends_with_it = arming.ends_with_helper && !arming.rehearse;
+    if ends_with_it {
+        let _unchanged = process::end_with_parent(Some(process::Signal::KILL));
+    }
     process::own_session();
     let mut keep = arming.keep.to_vec();
     let stderr = std::io::stderr();
@@ -277,6 +283,10 @@ fn helper(target: Pid, mut channel: UnixStream, arming: &Arming<'_>, work: impl 
     }
     if ready.is_err() {
         return;
+    }
+    if ends_with_it {
+        // The helper reports the end of the program.
+        let _unchanged = process::end_with_parent(None);
     }
     drop(channel);
     process::be_expendable();

@@ -185,7 +185,7 @@ impl Tracer {
             }
             Fork::Child => {
                 drop(messages);
-                let _unchanged = process::end_with_parent(Signal::KILL);
+                let _unchanged = process::end_with_parent(Some(Signal::KILL));
                 if output.take_over().is_err() {
                     std::process::exit(1);
                 }

@@ -93,7 +93,7 @@ const WAITS: [(SocketWait, &[u8]); 3] = [
 
 fn serve(packets: &Packets) {
     process::close_all_except(&[packets.as_fd()]);
-    let _unchanged = process::end_with_parent(Signal::KILL);
+    let _unchanged = process::end_with_parent(Some(Signal::KILL));
     while let Ok(Some((request, _))) = packets.receive(None) {
         let (words, _) = request.as_chunks::<4>();
         let &[task, process, number, wanted] = words else { return };
