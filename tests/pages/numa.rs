@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use support::attaching::{ctl, json, ok, revert, small};
-use support::machine::Machine;
+use support::machine::{Machine, moves_pages_of_the_pool};
 use support::smaps::{NO_TEXT_FOR_LARGE, vmas};
 use support::{Held, Kind, Report, Run, is_root, pmd_size, program, require, require_of_machine};
 
@@ -235,6 +235,7 @@ fn pages_of_the_pool_lie_where_they_are_wanted() {
         let filled = machine.reserve(format!("{node}/hugepages-{kib}kB/nr_hugepages"), 8);
         require!(filled, "no pool on each node");
     }
+    require!(moves_pages_of_the_pool(), "the kernel moves no pages of the pool");
     everywhere("--backing=hugetlb");
 }
 

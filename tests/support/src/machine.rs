@@ -68,6 +68,11 @@ pub fn quiet() -> Option<Quiet> {
     Some(Quiet { _lock: file })
 }
 
+/// Returns whether the kernel moves pages of the hugetlb pool (`mremap`), as it does from Linux 5.16 on.
+pub fn moves_pages_of_the_pool() -> bool {
+    !super::attaching::ctl(["doctor"]).out().contains("moves no pages of the pool")
+}
+
 impl Machine {
     /// Waits for every other test that changes the machine. The caller has no child yet, which would hold the lock.
     pub fn lock() -> Machine {
@@ -103,7 +108,7 @@ impl Machine {
     pub fn pool(&mut self, pages: u64) -> bool {
         let kib = super::pmd_size() / 1024;
         self.reserve(format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/nr_hugepages"), pages)
-            && !super::attaching::ctl(["doctor"]).out().contains("moves no pages of the pool")
+            && moves_pages_of_the_pool()
     }
 
     /// Adds `pages` to the pool whose size this knob sets. Returns false if the kernel cannot find them. Pages that
