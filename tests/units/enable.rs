@@ -324,7 +324,7 @@ fn until_the_next_boot_and_for_good() {
     let runtime = ["enable", "--runtime", "sleeps", "--", "--edges=pad"];
     systemd.ctl(runtime).assert_code(0).assert_silent();
     assert!(has("--edges=pad"));
-    // What holds for good replaces what holds until the next boot, also if it has no options.
+    // A lasting enable replaces one until the next boot, also if it has no options.
     systemd.ctl(["enable", "sleeps"]).assert_code(0).assert_silent();
     assert!(!has("--edges"), "{}", made(&systemd));
     assert!(!made(&systemd).contains("/run/systemd/system/sleeps"), "{}", made(&systemd));

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use tiexec_remap::file_state::FileState;
 use tiexec_sys::process::ticks;
 use tiexec_sys::procfs::ProcDir;
 
-use crate::file_state::FileState;
 use crate::machine::Machine;
 use crate::off::{self, Off};
 use crate::processes::Process;

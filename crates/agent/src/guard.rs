@@ -227,7 +227,7 @@ impl Guard {
         // The new watch begins before the old one ends.
         let new = if names.is_empty() { None } else { SignalWatch::open_faults(&names).ok() };
         self.hear_faults();
-        // Where no signals can be recorded at all, the agent has said so.
+        // The agent has said so if it can record no signals at all.
         if new.is_none() && !names.is_empty() && self.signals.is_some() {
             self.missing = Some(Instant::now());
             return;

@@ -25,7 +25,6 @@ pub mod canary;
 pub mod decide;
 mod events;
 mod fair;
-pub mod file_state;
 mod forked;
 pub mod guard;
 mod jvm;

@@ -6,11 +6,11 @@
 use tiexec_core::proc::cgroup;
 use tiexec_core::proc::mountinfo;
 use tiexec_engine::identity::Identity;
+use tiexec_remap::file_state::FileState;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::{self, PathFile};
 
-use crate::file_state::FileState;
 use crate::pods::{Pod, Pods};
 use crate::state::Whose;
 

@@ -2,7 +2,7 @@
 //!
 //! The state is one JSON file, written whole and renamed (`kept`).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
@@ -11,6 +11,7 @@ use std::time::SystemTime;
 use serde::{Deserialize, Serialize};
 use tiexec_core::escape::AsShown;
 
+use crate::fair::surplus;
 use crate::kept::{Directory, Locked, Stamp};
 
 /// The directory of the state.
@@ -187,22 +188,12 @@ impl State {
             for_all += usize::from(one.uid.is_none());
             one.uid.is_some() || for_all <= MOST_FOR_ALL
         });
-        let mut counts: HashMap<Whose, usize> = HashMap::new();
-        for whose in self.quarantine.iter().filter_map(Quarantined::whose) {
-            *counts.entry(whose).or_default() += 1;
-        }
-        let mut all: usize = counts.values().sum();
-        while let Some(most) = counts.values().copied().max()
-            && (most > MOST_OF_A_USER || all > MOST_OF_USERS)
+        let mut of_users = self.quarantine.iter().filter(|one| one.uid.is_some()).count();
+        while let Some((oldest, most)) = surplus(self.quarantine.iter().map(Quarantined::whose))
+            && (most > MOST_OF_A_USER || of_users > MOST_OF_USERS)
         {
-            let is_of_most = |one: &Quarantined| {
-                one.whose().is_some_and(|whose| counts.get(&whose) == Some(&most))
-            };
-            let Some(oldest) = self.quarantine.iter().position(is_of_most) else { break };
-            if let Some(whose) = self.quarantine.remove(oldest).whose() {
-                counts.insert(whose, most - 1);
-            }
-            all -= 1;
+            self.quarantine.remove(oldest);
+            of_users -= 1;
         }
     }
 

@@ -20,6 +20,7 @@ use tiexec_engine::locked_target::{LOOKING, LockedTarget, Treated};
 use tiexec_engine::policy::policy;
 use tiexec_engine::watch::may_pass;
 use tiexec_remap::build_id::{build_id, is_of_go, text_key};
+use tiexec_remap::file_state::FileState;
 use tiexec_remap::images::Images;
 use tiexec_remap::mapped::{Copied, copies};
 use tiexec_remap::workers::{self, Aside, Heard, Pool, Said};
@@ -27,7 +28,6 @@ use tiexec_remap::{Failure, open_exe};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas};
 
-use crate::file_state::FileState;
 use crate::jvm::Report;
 use crate::off;
 use crate::rules::{Action, Rule};
@@ -400,8 +400,7 @@ fn build_of(
     known: &dyn Fn(&FileState) -> Option<Made>,
 ) -> Result<(FileState, Made), Failure> {
     let exe = open_exe(process)?;
-    let meta = exe.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
-    let file = FileState::of_open(&meta);
+    let file = FileState::of_open(&exe).map_err(Failure::of(FailureKind::ReadFailed))?;
     if let Some(made) = known(&file) {
         return Ok((file, made));
     }

@@ -42,7 +42,8 @@ impl Verdicts {
             // The oldest of the user who has the most goes first, and the oldest of the machine.
             let oldest = || self.findings.iter().position(is_like);
             let owners = self.findings.iter().map(|finding| finding.owner);
-            let at = if is_of_users { surplus(owners) } else { oldest() };
+            let of_most = || surplus(owners).map(|(at, _)| at);
+            let at = if is_of_users { of_most() } else { oldest() };
             self.findings.remove(at.unwrap_or(0));
         }
     }

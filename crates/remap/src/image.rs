@@ -64,13 +64,7 @@ pub struct Source<'a> {
     pub parts: Option<&'a Parts>,
 }
 
-impl Source<'_> {
-    /// Returns which of the file's bytes belong where in a huge page of a span.
-    fn content(&self, page: &Span) -> Vec<Part> {
-        content(page, self.parts)
-    }
-}
-
+/// Returns which of the file's bytes belong where in a huge page of a span. `parts` as in [`Source`].
 fn content(page: &Span, parts: Option<&Parts>) -> Vec<Part> {
     let Span { range, file_offset, edge, .. } = *page;
     match parts {
@@ -144,7 +138,7 @@ pub fn fill(
             let end = part.file_offset.saturating_add(part.range.len());
             holes.has_data(&(part.file_offset..end))
         };
-        !source.content(page).iter().any(has_data)
+        !content(page, source.parts).iter().any(has_data)
     };
     let mut all: Vec<Span> = Vec::new();
     spans.iter().for_each(|span| all.extend(huge_pages(span, pages.pmd)));
@@ -299,14 +293,14 @@ fn copy(
 ) -> Result<(), Failure> {
     let size = |bytes: u64| usize::try_from(bytes).map_err(Failure::of(FailureKind::AddressSpace));
     let unread = Failure::of(FailureKind::ReadFailed);
-    let content = source.content(page);
-    let of_file: u64 = content.iter().map(|part| part.range.len()).sum();
+    let parts = content(page, source.parts);
+    let of_file: u64 = parts.iter().map(|part| part.range.len()).sum();
     if of_file < page.range.len() {
         let mut filler = vec![0; size(page.range.len())?];
         arch::fill_with_traps(&mut filler);
         mapping.write(size(image_offset)?, &filler).map_err(unread)?;
     }
-    for part in content {
+    for part in parts {
         let into = part.range.start().get() - page.range.start().get();
         let (at, len) = (size(image_offset + into)?, size(part.range.len())?);
         let count = mapping.read_from(source.file, part.file_offset, at, len).map_err(unread)?;

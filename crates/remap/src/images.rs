@@ -2,7 +2,6 @@
 
 use std::cell::OnceCell;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,6 +14,7 @@ use tiexec_sys::SysError;
 use tiexec_sys::address_space::Memory;
 use tiexec_tracee::Failure;
 
+use crate::file_state::FileState;
 use crate::image::{self, Filled, ImageMemory, Source};
 use crate::store::Store;
 
@@ -34,35 +34,6 @@ pub(crate) struct Image {
 struct Key {
     state: FileState,
     content: Content,
-}
-
-/// The state of a file. A write to the file changes it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct FileState {
-    device: u64,
-    inode: u64,
-    len: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
-}
-
-impl FileState {
-    fn of(file: &File) -> Result<Self, Failure> {
-        let meta = file.metadata().map_err(Failure::of(FailureKind::ReadFailed))?;
-        Ok(Self {
-            device: meta.dev(),
-            inode: meta.ino(),
-            len: meta.len(),
-            modified: (meta.mtime(), meta.mtime_nsec()),
-            changed: (meta.ctime(), meta.ctime_nsec()),
-        })
-    }
-
-    /// Returns whether the file has the same bytes as in the state `other`. A new name or owner changes only the time of
-    /// the inode's change.
-    fn has_the_bytes_of(&self, other: &Self) -> bool {
-        (self.len, self.modified) == (other.len, other.modified)
-    }
 }
 
 /// Identifies what an image has of its file, whatever the addresses are.
@@ -165,7 +136,9 @@ impl Images {
         user: Option<&Memory>,
         deadline: Instant,
     ) -> Result<Arc<Image>, Failure> {
-        let state = FileState::of(source.file)?;
+        let state_now =
+            || FileState::of_open(source.file).map_err(Failure::of(FailureKind::ReadFailed));
+        let state = state_now()?;
         let key = Key { state, content: Content::of(spans, source.parts, memory) };
         self.forget_unused();
         if let Some(made) = self.made.iter_mut().find(|made| made.key == key) {
@@ -173,7 +146,7 @@ impl Images {
         }
         let memfd = make_memfd(path, memory)?;
         let filled = image::fill(&memfd, source, spans, memory, deadline)?;
-        if !FileState::of(source.file)?.has_the_bytes_of(&state) {
+        if !state_now()?.has_the_bytes_of(&state) {
             let what = "somebody wrote to the file while it was copied";
             return Err(Failure::new(FailureKind::ReadFailed, what));
         }

@@ -11,6 +11,7 @@ mod credentials;
 mod elf_file;
 mod evict;
 mod file_facts;
+pub mod file_state;
 mod file_systems;
 pub mod files;
 pub mod headroom;

@@ -69,7 +69,7 @@ pub fn has_open_for_writing(process: &ProcDir, file: Identity) -> Result<bool, S
 
 /// The identity of a file with its length and its times. If a file that stays open has the same version at two times, it
 /// is the same file, and nobody has written to it in between, except through a mapping.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Version {
     /// The device, by its two numbers.
     pub device: (u32, u32),
@@ -77,7 +77,8 @@ pub struct Version {
     pub inode: u64,
     /// The length in bytes.
     pub len: u64,
-    modified: (i64, u32),
+    /// When its content was last changed, in seconds since 1970 and nanoseconds.
+    pub modified: (i64, u32),
     /// When the file or its metadata was last changed, in seconds since 1970 and nanoseconds.
     pub changed: (i64, u32),
 }

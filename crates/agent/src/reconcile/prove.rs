@@ -66,7 +66,7 @@ impl Proofs {
             return;
         }
         match surplus(self.waiting.iter().map(|one| one.whose.as_ref())) {
-            Some(at) if is_of_users => drop(self.waiting.remove(at)),
+            Some((at, _)) if is_of_users => drop(self.waiting.remove(at)),
             _ => drop(self.waiting.pop_back()),
         }
     }
@@ -211,7 +211,7 @@ impl Agent<'_> {
     pub(super) fn end_canary_of(&self, crashed: &Quarantined, pid: Pid) {
         let Some(proving) = &self.proofs.running else { return };
         let members = self.canaries.as_ref().map_or_else(|| Ok(BTreeSet::new()), Canaries::members);
-        // Where the processes are not known, it may be one of them.
+        // It may be one of the processes if these are not known.
         let is_member = members.map_or(true, |members| {
             members.iter().any(|&(number, _)| number == pid.as_raw_nonzero().get())
         });
@@ -383,7 +383,7 @@ impl Agent<'_> {
         failed.push(Unproven { of, measure, since: Instant::now(), pause });
         if failed.len() > MOST_UNPROVEN {
             let at = surplus(failed.iter().map(|one| one.of.whose.as_ref()));
-            failed.remove(at.unwrap_or(0));
+            failed.remove(at.map_or(0, |(at, _)| at));
         }
     }
 }

@@ -9,12 +9,12 @@ use tiexec_core::plan::Backing;
 use tiexec_core::proc::maps::FileId;
 use tiexec_core::proc::pressure;
 use tiexec_engine::times;
+use tiexec_remap::file_state::FileState;
 use tiexec_sys::{Pid, interrupt};
 
 use super::prove::Unproved;
 use super::{Agent, By, Known, Last, Level, Wanted};
 use crate::decide::held_back;
-use crate::file_state::FileState;
 use crate::guard::Held;
 use crate::metrics::Share;
 use crate::processes::Process;
@@ -148,7 +148,7 @@ impl Wanted {
 
     fn program(&self) -> Program {
         let Process { shown_exe, file, .. } = &self.facts;
-        Program { whose: self.payer(), path: shown_exe.clone(), file: file.clone() }
+        Program { whose: self.payer(), path: shown_exe.clone(), file: *file }
     }
 }
 

@@ -436,7 +436,7 @@ fn stop_and_work(
         Err(error) => {
             // Report the first failure, because it caused the second.
             let failure = done.err().unwrap_or_else(|| gone(error));
-            // What was switched stays switched, unless the address space is gone or the work is done again.
+            // Switched text stays switched, unless the address space is gone or the work is done again.
             if failure.lost_a_batch() || !order.target.space.memory().is_used() {
                 return Err(failure);
             }

@@ -17,14 +17,12 @@ use tiexec_core::config::Settings;
 use tiexec_core::coverage::backings_in_words;
 use tiexec_core::escape::{self, in_shell};
 use tiexec_core::plan::Plan;
-use tiexec_core::proc::stat;
 use tiexec_core::report::{JitArea, Outcome, Report, Restart, percent};
 use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::follow::tree::Tree;
 use tiexec_engine::hottest::Hot;
-use tiexec_engine::locked_target::{
-    Lasts, LockedTarget, Treated, look_for_text_of_ours, start_time,
-};
+use tiexec_engine::identity::Identity;
+use tiexec_engine::locked_target::{Lasts, LockedTarget, Treated, look_for_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
 use tiexec_engine::switched_off::{FILE as SWITCHED_OFF, is_switched_off};
@@ -34,7 +32,7 @@ use tiexec_remap::host_pages;
 use tiexec_remap::images::Images;
 use tiexec_remap::workers::{self, Pool};
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::reopen::{Identity, PathFile};
+use tiexec_sys::reopen::PathFile;
 use tiexec_sys::{Pid, thp};
 use tiexec_tracee::target::Target;
 
@@ -281,12 +279,10 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
     };
     let Common { each: each_one, json, quiet, .. } = options.common;
     let printer = Printer::new(&options.targets, pids.len(), each_one, json, quiet);
-    // The start time is that of the named process, not of those that were forked from it.
-    let mut of_forked = options.clone();
-    of_forked.common.started_at = None;
     let one = |pid, pool: &mut Pool, turn| {
-        let options = if pids.contains(&pid) { options } else { &of_forked };
-        revert_one(pid, options, &printer, pool, turn)
+        // The start time is that of the named process, not of those that were forked from it.
+        let started_at = options.common.started_at.filter(|_| pids.contains(&pid));
+        revert_one(pid, options, started_at, &printer, pool, turn)
     };
     let words = if options.all { vec!["--all".into()] } else { options.targets.words() };
     let many = Many {
@@ -321,24 +317,21 @@ pub(crate) fn run_revert(options: &Revert) -> u8 {
 /// Returns the descendants of processes that have got their text by a fork. Returns none of a process that began at another
 /// time.
 fn forked_from(pids: &[Pid], started_at: Option<u64>) -> Vec<Pid> {
+    let executed = |pid| {
+        let process = ProcDir::of(pid).ok()?;
+        let exe = PathFile::of_process(&process, "exe").ok()?.identity().ok()?;
+        Some((Identity::of(&process)?, exe))
+    };
     let mut found = Vec::new();
     for &pid in pids {
-        let begun = ProcDir::of(pid).ok().and_then(|process| start_time(&process));
-        if let Some(program) = executed(pid).filter(|_| begun == started_at) {
+        let Some((its, exe)) = executed(pid) else { continue };
+        if Some(its.start_time) == started_at && its.program() != 0 {
+            let is_forked = |(one, of): (Identity, _)| one.program() == its.program() && of == exe;
             let tree = Tree::of(&[pid]).walk(true).into_iter();
-            found.extend(tree.filter(|&one| executed(one).as_ref() == Some(&program)));
+            found.extend(tree.filter(|&one| executed(one).is_some_and(is_forked)));
         }
     }
     found
-}
-
-/// Identifies what a process has executed: the program, and the start of the stack, which the kernel chooses at each exec
-/// and a fork keeps.
-fn executed(pid: Pid) -> Option<(Identity, u64)> {
-    let process = ProcDir::of(pid).ok()?;
-    let stack = stat::layout(&process.read("stat").ok()?).ok()?.start_stack;
-    let program = PathFile::of_process(&process, "exe").ok()?.identity().ok()?;
-    (stack != 0).then_some((program, stack))
 }
 
 /// Warns that these processes could not be examined. Returns whether there are any.
@@ -374,7 +367,7 @@ pub(crate) fn switch(
             &printer,
             |pid, pool, turn| match is_late() {
                 true => Some(exit::FAILED.into()),
-                false => revert_one(pid, &options, &printer, pool, turn),
+                false => revert_one(pid, &options, None, &printer, pool, turn),
             },
         );
     };
@@ -576,10 +569,12 @@ fn text(locked: &LockedTarget, treated: &Treated, several: bool) -> String {
     line
 }
 
-/// Reverts one process. Returns the outcome; `None` if its turn comes again.
+/// Reverts one process, if it began at `started_at`, where that is given. Returns the outcome; `None` if its turn comes
+/// again.
 fn revert_one(
     pid: Pid,
     options: &Revert,
+    started_at: Option<u64>,
     printer: &Printer<'_>,
     pool: &mut Pool,
     turn: Turn,
@@ -590,7 +585,7 @@ fn revert_one(
         Err(failure) => return refused(failure),
     };
     (locked.search, locked.lasts) = (turn.search, options.common.lasts());
-    if options.common.started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
+    if started_at.is_some_and(|wanted| locked.start_time() != Some(wanted)) {
         return Some(exit::GONE.into());
     }
     say_if_unlocked(&locked, options.common.quiet);

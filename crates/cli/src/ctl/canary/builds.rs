@@ -5,10 +5,10 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use tiexec_agent::decide::build_of;
-use tiexec_agent::file_state::FileState;
 use tiexec_agent::state::Build;
 use tiexec_core::escape::AsShown;
 use tiexec_engine::locked_target::LOOKING;
+use tiexec_remap::file_state::FileState;
 use tiexec_sys::Pid;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::reopen::PathFile;

@@ -30,7 +30,7 @@ pub(super) enum Selection {
         name: String,
         /// The program, as the kernel shows it.
         program: Vec<u8>,
-        /// What the rules ask about each process.
+        /// The facts about processes that the rules match.
         facts: Box<RefCell<Facts>>,
     },
 }

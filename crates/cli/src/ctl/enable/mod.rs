@@ -226,7 +226,6 @@ impl Setup {
 }
 
 /// What [`Setup::enable`] did.
-#[derive(Default)]
 struct Done {
     /// Whether anything has changed.
     changed: bool,
