@@ -48,7 +48,7 @@ fn an_upgrade_and_the_way_back() {
     eventually("the main process is huge", || state().2 > 0);
     let before = state();
     let made = packages().expect("packages");
-    for (deb, version) in [(&made.newer.deb, "0.0.2-1"), (&made.older.deb, "0.0.1-1")] {
+    for (deb, version) in [(&made.newer.deb, "0.0.2~rc.1-1"), (&made.older.deb, "0.0.1-1")] {
         let agent = systemd.property(AGENT, "MainPID");
         dpkg(&systemd, "--install", &bring(&systemd, deb));
         let shown = systemd.run(["dpkg-query", "--show", "--showformat=${Version}", "tiexec"]);

@@ -61,7 +61,7 @@ fn they_carry_what_programs_need() {
     // This file gives packages of programs with the library their dependency on it.
     let package = packages().expect("packages").newer.library[0].to_str().expect("UTF-8");
     let shlibs = tool(&["dpkg-deb", "-I", package, "shlibs"]);
-    assert_eq!(String::from_utf8_lossy(&shlibs.stdout), "libtiexec 1 libtiexec1 (>= 0.0.2)\n");
+    assert_eq!(String::from_utf8_lossy(&shlibs.stdout), "libtiexec 1 libtiexec1 (>= 0.0.2~rc.1)\n");
 }
 
 #[test]

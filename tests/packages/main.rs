@@ -75,7 +75,7 @@ fn packages() -> Option<&'static Packages> {
 }
 
 /// The versions of [`Packages`].
-const VERSIONS: [&str; 2] = ["0.0.1", "0.0.2"];
+const VERSIONS: [&str; 2] = ["0.0.1", "0.0.2-rc.1"];
 
 /// The architecture's name, and Debian's.
 fn architecture() -> (&'static str, &'static str) {
@@ -106,6 +106,8 @@ fn make(version: &str, place: &Path) {
 /// The packages of one version below `place`; none if one is missing.
 fn made(version: &str, place: &Path) -> Option<Version> {
     let (arch, debian) = architecture();
+    // Debian and RPM sort `~rc.1` before the version itself.
+    let version = version.replacen('-', "~", 1);
     let deb = place.join(format!("tiexec_{version}-1_{debian}.deb"));
     let rpm = place.join(format!("tiexec-{version}-1.{arch}.rpm"));
     let library = ["libtiexec1", "libtiexec-dev"]

@@ -10,7 +10,7 @@ use clap::Args;
 use crate::criteria::{self, Shown};
 use crate::promises::read;
 use crate::vm::{Arch, need};
-use crate::{guide, interfaces, licences, repository};
+use crate::{dist, guide, interfaces, licences, repository};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -90,7 +90,7 @@ impl Release {
     }
 }
 
-/// Checks that the version is the same in all crates, in the lock file and in the source package for Fedora.
+/// Checks that the version is the same in all crates, the lock file, Fedora's source package, the chart and the documentation.
 fn version() -> Result<String> {
     let lock = read("Cargo.lock")?;
     for name in ["tiexec", "tiexec-core", "xtask"] {
@@ -98,9 +98,18 @@ fn version() -> Result<String> {
             bail!("Cargo.lock has another version of {name}; fix: cargo build");
         }
     }
-    let spec = "packaging/rpm/tiexec.spec";
-    if !read(spec)?.lines().any(|line| line.split_whitespace().eq(["Version:", VERSION])) {
-        bail!("{spec} has another version; fix: edit its `Version:` and its `%changelog`");
+    let of_packages = dist::packaged(VERSION);
+    let named = [
+        ("packaging/rpm/tiexec.spec", format!("\nVersion:        {of_packages}\n")),
+        ("packaging/rpm/tiexec.spec", format!(" - {of_packages}-1\n")),
+        ("deploy/helm/tiexec/Chart.yaml", format!("\nversion: {VERSION}\n")),
+        ("deploy/helm/tiexec/Chart.yaml", format!("\nappVersion: \"{VERSION}\"\n")),
+        ("docs/KUBERNETES.md", format!(" REGISTRY/tiexec:{VERSION}\n")),
+    ];
+    for (file, line) in named {
+        if !read(file)?.contains(&line) {
+            bail!("{file} has another version; fix: edit its `{}`", line.trim());
+        }
     }
     Ok(VERSION.to_owned())
 }
@@ -208,22 +217,14 @@ fn container(file: &str) -> Result<String> {
 
 /// Checks that every package of this version exists, and writes the checksums.
 fn checksums(packages: &Path) -> Result<String> {
-    let names = [Arch::X86, Arch::Arm].into_iter().flat_map(|arch| {
-        [
-            format!("tiexec_{VERSION}-1_{}.deb", arch.debian()),
-            format!("tiexec-{VERSION}-1.{arch}.rpm"),
-            format!("tiexec-{VERSION}-{arch}.tar.gz"),
-        ]
-    });
-    let names: Vec<String> = names.collect();
+    let arches = [Arch::X86, Arch::Arm];
+    let names: Vec<String> =
+        arches.into_iter().flat_map(|arch| dist::files(VERSION, arch)).collect();
     if let Some(missing) = names.iter().find(|name| !packages.join(name).is_file()) {
         bail!("no {missing}; fix: cargo xtask dist --check {}", packages.display());
     }
     // A package of the library exists only for architectures on which the library was built.
-    let library = [Arch::X86, Arch::Arm].into_iter().flat_map(|arch| {
-        ["libtiexec1", "libtiexec-dev"]
-            .map(|name| format!("{name}_{VERSION}-1_{}.deb", arch.debian()))
-    });
+    let library = arches.into_iter().flat_map(|arch| dist::files_of_library(VERSION, arch));
     let library = library.filter(|name| packages.join(name).is_file());
     let names: Vec<String> = names.into_iter().chain(library).collect();
     let sums = Command::new("sha256sum").current_dir(packages).args(&names).output()?;
@@ -290,12 +291,9 @@ mod tests {
     fn every_package_has_a_checksum() {
         let packages = tempfile::tempdir().unwrap();
         let mut names = Vec::new();
-        for (debian, arch) in [("amd64", "x86_64"), ("arm64", "aarch64")] {
-            for name in ["tiexec", "libtiexec1", "libtiexec-dev"] {
-                names.push(format!("{name}_{VERSION}-1_{debian}.deb"));
-            }
-            names.push(format!("tiexec-{VERSION}-1.{arch}.rpm"));
-            names.push(format!("tiexec-{VERSION}-{arch}.tar.gz"));
+        for arch in [Arch::X86, Arch::Arm] {
+            names.extend(dist::files(VERSION, arch));
+            names.extend(dist::files_of_library(VERSION, arch));
         }
         for name in &names {
             fs::write(packages.path().join(name), name).unwrap();
@@ -339,14 +337,7 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let packages = place.path().join("packages");
         fs::create_dir(&packages).unwrap();
-        let arches = [("amd64", "x86_64"), ("arm64", "aarch64")];
-        let names = arches.map(|(debian, arch)| {
-            [
-                format!("tiexec_{VERSION}-1_{debian}.deb"),
-                format!("tiexec-{VERSION}-1.{arch}.rpm"),
-                format!("tiexec-{VERSION}-{arch}.tar.gz"),
-            ]
-        });
+        let names = [Arch::X86, Arch::Arm].map(|arch| dist::files(VERSION, arch));
         for name in names.as_flattened() {
             fs::write(packages.join(name), name).unwrap();
         }

@@ -31,7 +31,7 @@ pub(crate) struct Dist {
     /// Pack the programs in this directory, and the library in its directory lib if there is one, and build none
     #[arg(long)]
     programs: Option<PathBuf>,
-    /// The packages' version
+    /// The packages' version, as Cargo writes it
     #[arg(long, default_value = env!("CARGO_PKG_VERSION"))]
     version: String,
     /// Where to
@@ -41,6 +41,8 @@ pub(crate) struct Dist {
 /// The nfpm that `scripts/setup` installs, in the cache.
 const NFPM: &str = "nfpm-2.35.3";
 const PROGRAMS: [&str; 3] = ["tiexec", "tiexecctl", "tiexecd"];
+/// The packages of the library. The first one has the shared object.
+const LIBRARY: [&str; 2] = ["libtiexec1", "libtiexec-dev"];
 
 /// The products for an architecture.
 struct Made {
@@ -88,19 +90,18 @@ impl Dist {
             nfpm.current_dir(repository()?).args(["package", "--config"]);
             nfpm.arg(Path::new("packaging").join(description));
             nfpm.args(["--packager", kind, "--target"]).arg(&package);
-            nfpm.env("ARCH", arch.debian()).env("VERSION", version).env("STAGE", &stage);
+            nfpm.env("ARCH", arch.debian()).env("VERSION", packaged(version)).env("STAGE", &stage);
             nfpm.env("MULTIARCH", multiarch(arch));
             run(nfpm.env("SOURCE_DATE_EPOCH", &date))?;
             anyhow::Ok(package)
         };
         let main = "nfpm.yaml";
-        let debian = package(main, "deb", format!("tiexec_{version}-1_{}.deb", arch.debian()))?;
-        let rpm = package(main, "rpm", format!("tiexec-{version}-1.{arch}.rpm"))?;
+        let debian = package(main, "deb", deb("tiexec", version, arch))?;
+        let rpm = package(main, "rpm", rpm(version, arch))?;
         if self.stage_library(arch, &stage)? {
-            for name in ["libtiexec1", "libtiexec-dev"] {
-                let file = format!("{name}_{version}-1_{}.deb", arch.debian());
-                let made = package(&format!("{name}.yaml"), "deb", file)?;
-                if name == "libtiexec1" {
+            for name in LIBRARY {
+                let made = package(&format!("{name}.yaml"), "deb", deb(name, version, arch))?;
+                if name == LIBRARY[0] {
                     add_shlibs(&made, version, &date, work.path())?;
                 }
             }
@@ -109,7 +110,7 @@ impl Dist {
         let unpacked = work.path().join("unpacked");
         run(Command::new("dpkg-deb").arg("-x").args([&debian, &unpacked]))?;
         fs::remove_dir_all(unpacked.join("usr/share/lintian"))?;
-        let tarball = tarball(&format!("tiexec-{version}-{arch}"), &date, &unpacked, out)?;
+        let tarball = tarball(&name_of_tarball(version, arch), &date, &unpacked, out)?;
         Ok(Made { tarball, debian, rpm })
     }
 
@@ -173,10 +174,41 @@ impl Dist {
             Command::new("date").args(["-u", "-R", "-d"]).arg(format!("@{date}")).output()?;
         Ok(format!(
             "tiexec ({}-1) unstable; urgency=medium\n\n  * See changelog.gz.\n\n -- {maintainer}  {}",
-            self.version,
+            packaged(&self.version),
             String::from_utf8(date.stdout)?
         ))
     }
+}
+
+/// The name of a tarball's file, without `.tar.gz`.
+fn name_of_tarball(version: &str, arch: Arch) -> String {
+    format!("tiexec-{version}-{arch}")
+}
+
+/// The name of a Debian package's file.
+fn deb(package: &str, version: &str, arch: Arch) -> String {
+    format!("{package}_{}-1_{}.deb", packaged(version), arch.debian())
+}
+
+/// The name of the RPM's file.
+fn rpm(version: &str, arch: Arch) -> String {
+    format!("tiexec-{}-1.{arch}.rpm", packaged(version))
+}
+
+/// Returns the names of a release's files for an architecture.
+pub(crate) fn files(version: &str, arch: Arch) -> [String; 3] {
+    let tarball = name_of_tarball(version, arch) + ".tar.gz";
+    [deb("tiexec", version, arch), rpm(version, arch), tarball]
+}
+
+/// Returns the names of the files of a library's packages.
+pub(crate) fn files_of_library(version: &str, arch: Arch) -> [String; 2] {
+    LIBRARY.map(|package| deb(package, version, arch))
+}
+
+/// Returns a version as Debian and RPM write it: 1.0.0-rc.1 is `1.0.0~rc.1`, which comes before 1.0.0 (deb-version(7), rpm-version(7)).
+pub(crate) fn packaged(version: &str) -> String {
+    version.replacen('-', "~", 1)
 }
 
 /// Returns the date of the newest commit, in seconds since 1970, so that two packages of one commit are equal.
@@ -245,7 +277,10 @@ fn library(arch: Arch, to: &Path) -> Result<()> {
 fn add_shlibs(package: &Path, version: &str, date: &str, work: &Path) -> Result<()> {
     let root = work.join("shlibs");
     run(Command::new("dpkg-deb").arg("-R").args([package, &root]))?;
-    fs::write(root.join("DEBIAN/shlibs"), format!("libtiexec 1 libtiexec1 (>= {version})\n"))?;
+    fs::write(
+        root.join("DEBIAN/shlibs"),
+        format!("libtiexec 1 libtiexec1 (>= {})\n", packaged(version)),
+    )?;
     // nfpm's list of configuration files is an empty line here, which dpkg-deb(1) does not accept.
     let conffiles = root.join("DEBIAN/conffiles");
     if fs::read_to_string(&conffiles).is_ok_and(|text| text.trim().is_empty()) {
