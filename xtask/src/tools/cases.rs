@@ -28,11 +28,11 @@ const PERF: &str = "A perf that begins later reads `/proc/PID/maps`, finds the c
     Begin the recording before the start or the attach.";
 const SAMPLES: &str = "The profile holds `/proc/self/maps`, and pprof looks for the address in the mappings of the program's file. Use perf.";
 const JHSDB: &str = "jhsdb looks for the address in the files that `/proc/PID/maps` names, and the image of a store has no symbols. Use gdb.";
-const ASYNC_PROFILER: &str = "async-profiler looks for the JVM's symbols in the first file that it finds mapped around the JVM's code. A copy has none that it \
-    reads, so it finds none, or less, if the copy comes first: that differs from start to start. Use the page cache.";
-const UPROBE: &str =
-    "The kernel sets a uprobe in mappings of the probed file, and a copy is another file.";
-const BCC: &str = "bcc opens the file that `/proc/PID/maps` has at the address, and a memfd cannot be opened by that name. Use a \
+const ASYNC_PROFILER: &str = "async-profiler looks for the JVM's symbols in the first file that it finds mapped around the JVM's code. It finds none in a copy, \
+    and whether the copy comes first differs from start to start. Use the page cache.";
+const UPROBE: &str = "The kernel sets a uprobe in mappings of the probed file, and a copy is another file. Use the page cache, or run `tiexecctl \
+    revert PID` first.";
+const BCC: &str = "bcc and bpftrace open the file that `/proc/PID/maps` has at the address, and a memfd cannot be opened by that name. Use a \
     store.";
 const RBSPY: &str = "rbspy takes the first executable mapping with libruby's name for the start of libruby's text. A copy divides the text, and has \
     the name, too. Run `tiexecctl revert PID` first.";
@@ -65,7 +65,7 @@ pub(super) const CASES: &[Case] = &[
     names("perf_container", "`perf record`, a program in another mount namespace", PERF),
     Case { unit: "build ID", ..names("perf_build_ids", "`perf buildid-list`, begun after", PERF) },
     names("bpftrace_uprobe", "bpftrace, uprobe", UPROBE),
-    names("bpftrace_stack", "bpftrace, user stack", PERF),
+    names("bpftrace_stack", "bpftrace, user stack", BCC),
     names("bcc_uprobe", "bcc's `funclatency` (libbpf-tools), uprobe", UPROBE),
     names("bcc_stack", "bcc's `offcputime` (libbpf-tools), user stack", BCC),
     names("gperftools", "gperftools' CPU profiler, `google-pprof`", SAMPLES),
