@@ -227,14 +227,16 @@ fn the_address_space_is_limited() {
 fn hardly_any_address_space_at_all() {
     // These limits are so low that TiExec itself may fail. The program alone has enough room. Below the first one not even the
     // linker can load this tiexec, or leaves no room for one allocation.
-    let limit = |mib: u64| Prep::Rlimit(libc::RLIMIT_AS, mib << 20);
-    let begins = |mib: &u64| {
+    let limit = |kib: u64| Prep::Rlimit(libc::RLIMIT_AS, kib << 10);
+    let begins = |kib: &u64| {
         let version = Run::new("x", [""; 0]).options(["--version"]);
-        version.prep(limit(*mib)).output().status.success()
+        version.prep(limit(*kib)).output().status.success()
     };
-    let least = (1..64).find(begins).expect("64 MiB are enough");
+    let least = (1024..65536).step_by(64).find(begins).expect("64 MiB are enough");
     let small = Run::new(program("hold", Kind::StaticNoPie), ["7"]);
-    for more in [1, 2, 4, 6, 8, 16, 40] {
+    // A buffer of the helper has 128 KiB, so smaller steps meet the limit at which only that buffer finds no room.
+    let little = (2..16).map(|part| 64 * part);
+    for more in little.chain([1, 2, 4, 6, 8, 16, 40].map(|mib| mib << 10)) {
         let run = small.clone().prep(limit(least + more));
         if run.plain().output().status.code() != Some(7) {
             continue;

@@ -7,8 +7,9 @@ use serde_json::Value;
 
 use support::attaching::{Before, assert_untouched, attach, ctl, held, json, small};
 use support::programs::COMMON;
-use support::{Kind, Run, program, require_of_machine};
+use support::{Kind, Run, pmd_size, program, require_of_machine};
 
+const HAS_THEM: &str = "this kernel has huge pages, or larger ones than the test's programs";
 const WHY: &str = "the kernel has no transparent huge pages";
 
 fn has_none() -> bool {
@@ -23,11 +24,14 @@ fn finding(thing: &str) -> Value {
     found.unwrap_or_else(|| panic!("{thing}: {done}"))
 }
 
-/// The reason why text stays on base pages with every option; none if huge pages are possible.
+/// The text of the programs of these tests, in bytes.
+const TEXT: u64 = 6 << 20;
+
+/// The reason why text stays on base pages with every option; none if huge pages are possible, or larger than the text.
 fn reason() -> Option<&'static str> {
     match finding("auto")["level"] == "no" {
         _ if has_none() => Some("thp_unsupported"),
-        true => Some("no_huge_page"),
+        true => (pmd_size() <= TEXT).then_some("no_huge_page"),
         false => None,
     }
 }
@@ -35,7 +39,7 @@ fn reason() -> Option<&'static str> {
 #[test]
 fn programs_are_launched_plainly() {
     let Some(reason) = reason() else {
-        return support::skip_for_want_of_a_machine("this kernel has huge pages");
+        return support::skip_for_want_of_a_machine(HAS_THEM);
     };
     let backings: &[&str] =
         if has_none() { &["auto", "image", "hugetlb", "pagecache"] } else { &["auto", "image"] };
@@ -56,7 +60,7 @@ fn programs_are_launched_plainly() {
 #[test]
 fn running_programs_are_left_alone() {
     let Some(reason) = reason() else {
-        return support::skip_for_want_of_a_machine("this kernel has huge pages");
+        return support::skip_for_want_of_a_machine(HAS_THEM);
     };
     let copy = small("hold", Kind::DynamicNoPie);
     let held = held(&copy);

@@ -6,17 +6,19 @@ mod wrappers;
 
 use std::cell::OnceCell;
 use std::ffi::{OsStr, OsString};
+use std::hint::black_box;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use rustix::process::{Resource, getrlimit};
 use tiexec_core::addr::mib;
 use tiexec_core::config::{BackingChoice, Settings};
 use tiexec_core::escape::AsShown;
 use tiexec_core::report::Report;
 use tiexec_core::select::Select;
-use tiexec_core::skip::{Reason, SkipReason};
+use tiexec_core::skip::{FailureKind, Reason, SkipReason};
 use tiexec_engine::follow::companion::{self, Begun, Companion, UnderSubreaper};
 use tiexec_engine::follow::counted::{self, Counted};
 use tiexec_engine::follow::{Follower, Patterns, obstacle, without_watch};
@@ -41,6 +43,9 @@ use crate::settings;
 use crate::stdio::{and_fix, warn};
 
 use self::report_output::{Sink, open_sink};
+
+/// Address space that the helper needs beside its copy of this process, in bytes. Its largest buffer has 128 KiB.
+const FOR_HELPER: usize = 1 << 20;
 
 /// Everything decided before the exec.
 struct Launcher {
@@ -238,7 +243,7 @@ impl Launcher {
             }
             Told::NotReached(..) => {}
         };
-        let armed = match self.as_launch().hold(caller, keep, told) {
+        let armed = match has_room().and_then(|()| self.as_launch().hold(caller, keep, told)) {
             Ok(armed) => armed,
             Err(why) => return self.plainly(&why),
         };
@@ -453,4 +458,18 @@ impl Launcher {
         warn(format_args!("cannot run {name}: {why}{errno}{fix}"));
         if errno == Errno::NOENT { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE }
     }
+}
+
+/// Checks that the helper can allocate its buffers below a limit on address space (RLIMIT_AS). A Rust program that cannot
+/// allocate ends at once, and its lines do not say what that means for the program.
+///
+/// # Errors
+/// `address_space`
+fn has_room() -> Result<(), Failure> {
+    let is_limited = getrlimit(Resource::As).current.is_some();
+    let mut room = Vec::<u8>::new();
+    if is_limited && black_box(&mut room).try_reserve_exact(FOR_HELPER).is_err() {
+        return Err(Failure::new(FailureKind::AddressSpace, "too little for the helper"));
+    }
+    Ok(())
 }
