@@ -26,7 +26,8 @@ const ELFUTILS: &str = "elfutils takes neighbouring mappings of one file for a m
     file. Use gdb.";
 const PERF: &str = "A perf that begins later reads `/proc/PID/maps`, finds the copy there, and reads its symbols by that path; a memfd has none. \
     Begin the recording before the start or the attach.";
-const SAMPLES: &str = "The profile holds `/proc/self/maps`, and pprof looks for the address in the mappings of the program's file. Use perf.";
+const SAMPLES: &str = "The profile holds `/proc/self/maps`, and pprof looks for the address in the mappings of the program's file. Use the page \
+    cache, or run `tiexecctl revert PID` first.";
 const JHSDB: &str = "jhsdb looks for the address in the files that `/proc/PID/maps` names, and the image of a store has no symbols. Use gdb.";
 const ASYNC_PROFILER: &str = "async-profiler looks for the JVM's symbols in the first file that it finds mapped around the JVM's code. It finds none in a copy, \
     and whether the copy comes first differs from start to start. Use the page cache.";
@@ -41,7 +42,7 @@ const MODULE: &str = "The minidump has the copy as a module with a name of its o
 const OWN_PATH: &str = "The library opens the file that `/proc/self/maps` has at the address, and a memfd cannot be opened by that name. Use gdb, or \
     a store.";
 const SEGMENT: &str = "libunwind looks for the segment of the file that begins where the mapping at the address begins. A copy divides the \
-    mapping of the text. Use gdb.";
+    mapping of the text. Use the page cache, or run `tiexecctl revert PID` first.";
 
 pub(super) const CASES: &[Case] = &[
     names("gdb_live", "gdb, backtrace of a running program", ""),

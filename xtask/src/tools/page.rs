@@ -96,7 +96,7 @@ what the tool found without TiExec: so many names of functions, for example. The
 | memfd | is a private copy, which TiExec makes if there is no store (`image` in the column `BACKING`) |
 | revert | was in a memfd, and `tiexecctl revert` has undone that |
 
-A cell names both the start with TiExec and the attach to the running program if they differ. `–`: the tool cannot be asked in this way.
+A cell names both the start with TiExec and the attach to the running program if they differ. `–`: the test does not ask the tool in this way.
 *not tried*: the tool is not on the machine of the test.
 
 ## The table
