@@ -43,6 +43,8 @@ const NFPM: &str = "nfpm-2.35.3";
 const PROGRAMS: [&str; 3] = ["tiexec", "tiexecctl", "tiexecd"];
 /// The packages of the library. The first one has the shared object.
 const LIBRARY: [&str; 2] = ["libtiexec1", "libtiexec-dev"];
+/// The end of a tarball's name.
+const TARRED: &str = ".tar.gz";
 
 /// The products for an architecture.
 struct Made {
@@ -96,11 +98,11 @@ impl Dist {
             anyhow::Ok(package)
         };
         let main = "nfpm.yaml";
-        let debian = package(main, "deb", deb("tiexec", version, arch))?;
-        let rpm = package(main, "rpm", rpm(version, arch))?;
+        let [debian, rpm, tarred] = files(version, arch);
+        let (debian, rpm) = (package(main, "deb", debian)?, package(main, "rpm", rpm)?);
         if self.stage_library(arch, &stage)? {
-            for name in LIBRARY {
-                let made = package(&format!("{name}.yaml"), "deb", deb(name, version, arch))?;
+            for (name, file) in LIBRARY.into_iter().zip(files_of_library(version, arch)) {
+                let made = package(&format!("{name}.yaml"), "deb", file)?;
                 if name == LIBRARY[0] {
                     add_shlibs(&made, version, &date, work.path())?;
                 }
@@ -110,7 +112,7 @@ impl Dist {
         let unpacked = work.path().join("unpacked");
         run(Command::new("dpkg-deb").arg("-x").args([&debian, &unpacked]))?;
         fs::remove_dir_all(unpacked.join("usr/share/lintian"))?;
-        let tarball = tarball(&name_of_tarball(version, arch), &date, &unpacked, out)?;
+        let tarball = tarball(&tarred, &date, &unpacked, out)?;
         Ok(Made { tarball, debian, rpm })
     }
 
@@ -180,28 +182,18 @@ impl Dist {
     }
 }
 
-/// The name of a tarball's file, without `.tar.gz`.
-fn name_of_tarball(version: &str, arch: Arch) -> String {
-    format!("tiexec-{version}-{arch}")
-}
-
-/// The name of a Debian package's file.
+/// Returns the name of a Debian package's file.
 fn deb(package: &str, version: &str, arch: Arch) -> String {
     format!("{package}_{}-1_{}.deb", packaged(version), arch.debian())
 }
 
-/// The name of the RPM's file.
-fn rpm(version: &str, arch: Arch) -> String {
-    format!("tiexec-{}-1.{arch}.rpm", packaged(version))
-}
-
-/// Returns the names of a release's files for an architecture.
+/// Returns the names of a release's files for an architecture: the Debian package, the RPM and the tarball.
 pub(crate) fn files(version: &str, arch: Arch) -> [String; 3] {
-    let tarball = name_of_tarball(version, arch) + ".tar.gz";
-    [deb("tiexec", version, arch), rpm(version, arch), tarball]
+    let rpm = format!("tiexec-{}-1.{arch}.rpm", packaged(version));
+    [deb("tiexec", version, arch), rpm, format!("tiexec-{version}-{arch}{TARRED}")]
 }
 
-/// Returns the names of the files of a library's packages.
+/// Returns the names of the files of [`LIBRARY`].
 pub(crate) fn files_of_library(version: &str, arch: Arch) -> [String; 2] {
     LIBRARY.map(|package| deb(package, version, arch))
 }
@@ -291,12 +283,13 @@ fn add_shlibs(package: &Path, version: &str, date: &str, work: &Path) -> Result<
     run(pack.env("SOURCE_DATE_EPOCH", date).stdout(Stdio::null()))
 }
 
-/// Packs `usr` under the name `name`, so that users can unpack the tarball into any directory.
-fn tarball(name: &str, date: &str, root: &Path, out: &Path) -> Result<PathBuf> {
+/// Packs `usr` into the file `file`, below a directory of that name, so that users can unpack the tarball anywhere.
+fn tarball(file: &str, date: &str, root: &Path, out: &Path) -> Result<PathBuf> {
+    let name = file.trim_end_matches(TARRED);
     let mut tar = Command::new("tar");
     tar.args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
     tar.arg(format!("--mtime=@{date}")).arg(format!("--transform=s,^usr,{name},"));
-    let tarball = out.join(format!("{name}.tar.gz"));
+    let tarball = out.join(file);
     tar.arg("-czf").arg(&tarball).arg("-C").args([root, Path::new("usr")]);
     run(&mut tar)?;
     Ok(tarball)
@@ -305,6 +298,18 @@ fn tarball(name: &str, date: &str, root: &Path, out: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_candidate_sorts_before_its_version() {
+        let debian_rpm_tarball = [
+            "tiexec_1.0.0~rc.1-1_amd64.deb",
+            "tiexec-1.0.0~rc.1-1.x86_64.rpm",
+            "tiexec-1.0.0-rc.1-x86_64.tar.gz",
+        ];
+        assert_eq!(files("1.0.0-rc.1", Arch::X86), debian_rpm_tarball);
+        let library = ["libtiexec1_1.0.0-1_arm64.deb", "libtiexec-dev_1.0.0-1_arm64.deb"];
+        assert_eq!(files_of_library("1.0.0", Arch::Arm), library);
+    }
 
     #[test]
     fn setup_installs_this_nfpm() {
