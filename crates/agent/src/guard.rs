@@ -367,6 +367,7 @@ fn has_ended(pid: Pid) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::process::Stdio;
 
     use support::require;
@@ -377,16 +378,16 @@ mod tests {
     /// status.
     fn crashes_of_go(missing: Option<Instant>) -> Option<Vec<Crash>> {
         let mut go = tiexec_engine::programs::of_user("sh");
-        go.args(["-c", "read x; exit 2"]).stdin(Stdio::piped());
+        go.args(["-c", "echo; read -r _; exit 2"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = go.spawn().unwrap();
+        // A spawn can return before the kernel has noted the address of the stack, which the identity has.
+        child.stdout.take().unwrap().read_exact(&mut [0]).unwrap();
         let pid = Pid::from_raw(child.id().cast_signed()).unwrap();
         let identity = Identity::of(&ProcDir::of(pid).unwrap()).unwrap();
         let build = Build { build_id: "b".to_owned(), text: "t".to_owned() };
         let made = Made { build, is_go: true };
-        let held = Held::of(pid, identity);
+        let held = Held::of(pid, identity).unwrap();
         let mut guard = Guard::default();
-        // The shell may not have begun yet.
-        let Some(held) = held else { panic!("the process lives") };
         guard.watched.push(held.watch(&Process::default(), None, "r", made, None));
         guard.missing = missing;
         drop(child.stdin.take());
