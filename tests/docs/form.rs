@@ -24,6 +24,9 @@ const MEASURED: [&str; 2] = ["host", "gain"];
 /// The first words of lines that say something else on each processor, or for each verdict.
 const BY_MACHINE: [&str; 2] = ["next", "iTLB"];
 
+/// What `tiexecctl scan` recommends, by the verdict: a word among the figures of a program.
+const WAYS: [&str; 4] = ["attach", "restart", "done", "nothing"];
+
 /// Stands for any lines, or for any words in a line.
 const ANY: &str = "…";
 
@@ -41,6 +44,13 @@ fn words(line: &str) -> Vec<String> {
     if let Some(end) = consequence(&words) {
         words.truncate(end);
     }
+    if words.first().is_some_and(|word| word == "#") {
+        for word in &mut words {
+            if WAYS.contains(&word.as_str()) {
+                "WAY".clone_into(word);
+            }
+        }
+    }
     if let [_, name, ..] = &words[..]
         && MEASURED.contains(&name.as_str())
     {
@@ -49,14 +59,14 @@ fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Returns the place from which on a line depends on a verdict: `wall time: too noisy to tell: …`, `wall time: 2.0 % less …`,
-/// `next  nothing: …`.
+/// Returns the place from which on a line depends on a verdict: `worth it: about …`, `wall time: too noisy to tell: …`,
+/// `wall time: 2.0 % less …`, `/usr/bin/node, 1 process: maybe; memory …`, `next  nothing: …`.
 fn consequence(words: &[String]) -> Option<usize> {
-    if words.first().is_some_and(|word| BY_MACHINE.contains(&word.as_str())) {
+    if words.first().is_some_and(|word| BY_MACHINE.contains(&word.as_str()) || word == "VERDICT:") {
         return Some(1);
     }
     let is_verdict = |words: &[String]| match words {
-        [first, ..] if first.trim_end_matches(':') == "VERDICT" => true,
+        [first, ..] if first.trim_end_matches([':', ';']) == "VERDICT" => true,
         [figure, percent, verdict, ..] => figure == "#" && percent == "%" && verdict == "VERDICT",
         _ => false,
     };
@@ -173,9 +183,14 @@ fn fits<T>(
     reached[all.len()]
 }
 
-/// Returns whether the line may be missing: a reason of a verdict, or the number of files with few samples.
+/// Returns whether the line may be missing: a reason of a verdict, the number of files with few samples, or what `tiexecctl scan` says
+/// only of a program that gains, or only if none gains.
 fn is_by_chance(line: &str) -> bool {
-    line.starts_with("  - ") || line.starts_with('(') && line.contains(" more) ")
+    let starts = |with: &str| line.starts_with(with);
+    starts("  - ")
+        || starts("      next  ")
+        || starts("nothing gains: ")
+        || starts("(") && line.contains(" more) ")
 }
 
 fn same_line(shown: &str, said: &str) -> bool {
@@ -274,6 +289,14 @@ mod tests {
             ("all 1\n(2 more)   1%\nmaybe\n  - few", "all 1\nworth it\n  - one\n  - another"),
             ("iTLB  64 + 8", "iTLB  64; second level 512"),
             ("next  nothing: leave it as it is", "next  tiexecctl attach 1"),
+            (
+                "maybe: about 0.1 % of its time (0.0 to 0.6 %)",
+                "not worth it: about 0.0 % of its time",
+            ),
+            (
+                "0.1  0.1-1.1  72.2  attach  node\n/usr/bin/node, 1 process: maybe; memory 24.0 MiB image\n      next  attach 1",
+                "0.0  0.0-0.0  14.5  nothing  node\n/usr/bin/node, 1 process: not worth it\nnothing gains: node: it fits",
+            ),
             ("/tmp/srv 2.5", "/root/x/srv 1"),
         ] {
             assert!(!differs(shown, said), "{shown}: {said}");
@@ -294,10 +317,8 @@ mod tests {
             ("huge 1.0 MiB", "huge - MiB"),
             ("worthy 1", "maybe 1"),
             ("wall time: too noisy", "user time: too noisy"),
-            (
-                "/usr/bin/node: maybe; memory 24.0 MiB image",
-                "/usr/bin/node: maybe; memory 24.0 MiB",
-            ),
+            ("0.1  72.2  attach  node", "0.1  72.2  done  nodejs"),
+            ("tiexecctl attach 1", "tiexecctl restart 1"),
         ] {
             assert!(differs(shown, said), "{shown}: {said}");
         }
