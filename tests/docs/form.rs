@@ -183,11 +183,12 @@ fn fits<T>(
     reached[all.len()]
 }
 
-/// Returns whether the line may be missing: a reason of a verdict, the number of files with few samples, or what `tiexecctl scan` says
-/// only of a program that gains, or only if none gains.
+/// Returns whether the line may be missing: a reason of a verdict, the number of files with few samples, the share of other processes,
+/// or what `tiexecctl scan` says only of a program that gains, or only if none gains.
 fn is_by_chance(line: &str) -> bool {
     let starts = |with: &str| line.starts_with(with);
     starts("  - ")
+        || starts("others ")
         || starts("      next  ")
         || starts("nothing gains: ")
         || starts("(") && line.contains(" more) ")

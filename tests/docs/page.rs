@@ -50,8 +50,8 @@ pub(crate) enum Mark {
 
 /// The beginning of a comment with marks.
 const BEGIN: &str = "<!-- docs-test: ";
-/// The languages of blocks without commands. Such a block needs no mark.
-const NO_COMMANDS: [&str; 4] = ["c", "dockerfile", "ini", "toml"];
+/// The languages of blocks without commands (`sh`: a script). Such a block needs no mark.
+const NO_COMMANDS: [&str; 5] = ["c", "dockerfile", "ini", "sh", "toml"];
 
 impl Mark {
     fn parse(text: &str) -> Option<Mark> {
@@ -224,7 +224,7 @@ fn wrong_pages_are_found() {
         ("<!-- docs-test: skip x -->\n", "p:1: a mark stands before no block"),
         ("```console\nout\n```", "p:2: output before"),
         ("```\n```", "p:1: a block without commands"),
-        ("```sh\na\n```", "p:1: is sh a language"),
+        ("```zsh\na\n```", "p:1: is zsh a language"),
         ("```\na", "p:1: the block does not end"),
         ("<!-- docs-test: skip x\n", "p:1: the mark does not end"),
         ("<!-- docs-test: skip x -->\n```ini\n```", "p:2: a mark other than"),

@@ -50,6 +50,18 @@ fn nothing_is_lost_from_the_page_cache() {
     assert!(calls.evicted.iter().sum::<u64>() <= huge, "{:?}", calls.evicted);
 }
 
+/// What the guide's page of undo says.
+#[test]
+fn dd_drops_the_huge_pages() {
+    require!(has_large_folios(directory().path()), "no large folios on this file system");
+    let dir = directory();
+    let copy = cold(&program_big("hold", Kind::StaticNoPie, 24), dir.path());
+    assert_warms(&copy);
+    let file = format!("if={}", copy.display());
+    Run::new("dd", [&*file, "iflag=nocache", "count=0"]).plain().output().assert_code(0);
+    assert_eq!(huge(&copy), 0);
+}
+
 #[test]
 fn node() {
     require!(has_large_folios(directory().path()), "no large folios on this file system");
