@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use support::attaching::{attach, attach_run, ctl, ok, revert, switched};
+use support::attaching::{attach, attach_run, ctl, ctl_behind, is_switched, ok, revert, switched};
 use support::child::state;
 use support::machine::{Groups, inside, memory_controller, shared_memory};
 use support::smaps::children;
@@ -73,6 +73,27 @@ fn code_that_never_ends() {
         println!("round {round}: the attach was faster than the attack");
     }
     panic!("the attack never came in time");
+}
+
+/// The kernel keeps an ended thread in its process until a debugger has waited for it, and without one for a moment. `tiexecctl`
+/// reverts the first process by a thread of its own, and forks for the second one.
+#[test]
+fn after_a_thread_that_has_ended() {
+    require!(needs(), "another user needs root");
+    let public = Public::new();
+    let copy = public.add(&program("hold", Kind::DynamicNoPie), "hold", 0o755);
+    let own = Run::new(&copy, ["7"]).plain().hold();
+    let theirs = Run::new(&copy, ["7"]).plain().behind(ATTACKER).hold();
+    let unreaped = program("unreaped", Kind::DynamicPie);
+    let both = [&own, &theirs].map(|held| held.pid().to_string());
+    for command in ["attach", "revert"] {
+        let option = if command == "attach" { "--backing=image" } else { "-q" };
+        let front = [unreaped.to_str().expect("a path in UTF-8")];
+        ok(&ctl_behind(&front, [command, option, &both[0], &both[1]]));
+        assert_eq!([&own, &theirs].map(|held| is_switched(held.pid())), [command == "attach"; 2]);
+    }
+    own.finish().assert_code(7);
+    theirs.finish().assert_code(7);
 }
 
 fn with_robbers(user: [&str; 4], how: &str, work: impl Fn(i32)) -> String {

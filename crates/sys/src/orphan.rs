@@ -6,7 +6,7 @@ use rustix::thread::CpuSet;
 
 use crate::arch;
 use crate::error::{Errno, SysError};
-use crate::process::{has_threads, wait};
+use crate::process::{another_thread_runs, wait};
 use crate::process_name::{Lent, Role};
 use crate::same_processor::Bound;
 
@@ -39,10 +39,9 @@ const FIRST: c_long = (CLONE_VM | CLONE_VFORK | CLONE_FILES) as c_long;
 /// # Errors
 /// As fork(2): EAGAIN at `RLIMIT_NPROC` or the pids cgroup's limit, ENOMEM.
 ///
-/// EAGAIN, without a fork, if this process has more than one thread: a lock that another thread held would stay locked
-/// in the orphan.
+/// EAGAIN, without a fork, if another thread of this process runs: a lock that it held would stay locked in the orphan.
 pub fn orphan(role: Role) -> Result<Orphan, SysError> {
-    if has_threads() {
+    if another_thread_runs() {
         return Err(SysError { call: "clone", errno: Errno::AGAIN });
     }
     // Ctrl-Z could stop the first child, and this process, which stands in clone(2) and cannot stop, would wait for it.

@@ -3,14 +3,16 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 pub use rustix::process::Signal;
+use tiexec_core::proc::stat;
 
 use crate::error::{SysError, check};
 use crate::kernel_file;
 use crate::process_name::{self, Role};
+use crate::procfs::ProcDir;
 use crate::same_processor::Beside;
 use crate::schedule;
 
@@ -33,10 +35,9 @@ pub enum Fork {
 /// # Errors
 /// As fork(2): EAGAIN at `RLIMIT_NPROC` or the pids cgroup's limit, ENOMEM.
 ///
-/// EAGAIN, without a fork, if this process has more than one thread: a lock that another thread held would stay locked
-/// in the child.
+/// EAGAIN, without a fork, if another thread of this process runs: a lock that it held would stay locked in the child.
 pub fn fork_single_threaded(role: Role) -> Result<Fork, SysError> {
-    if has_threads() {
+    if another_thread_runs() {
         return Err(SysError { call: "clone", errno: crate::Errno::AGAIN });
     }
     let fork = fork_to_call()?;
@@ -58,11 +59,61 @@ pub fn fork_to_call() -> Result<Fork, SysError> {
     Ok(i32::try_from(id).ok().and_then(Pid::from_raw).map_or(Fork::Child, Fork::Parent))
 }
 
-/// Returns whether this process has more threads than the calling one. Opens nothing: the directory has a link for each
+/// Returns whether this process has more threads than the calling one, those included that end. Opens nothing: the directory has a link for each
 /// thread (`proc_task_getattr`, `fs/proc/base.c`), and two of its own.
 pub fn has_threads() -> bool {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata("/proc/self/task").is_ok_and(|tasks| tasks.nlink() > 3)
+}
+
+/// Returns whether another thread of this process runs, or may still hold a lock of its C library's.
+///
+/// The kernel wakes whoever joins a thread before it takes the thread out of the process (`mm_release` in `kernel/fork.c`,
+/// `release_task` in `kernel/exit.c`). So a thread that was joined can still be there, on a busy machine for milliseconds,
+/// and under a debugger until the debugger waits for it.
+pub(crate) fn another_thread_runs() -> bool {
+    /// Every thread that ends gets a processor in that time.
+    const ENDING: Duration = Duration::from_secs(1);
+    let until = Instant::now() + ENDING;
+    while has_threads() {
+        match other_threads() {
+            Others::Run => return true,
+            Others::End if Instant::now() < until => std::thread::sleep(Duration::from_micros(50)),
+            Others::End => return true,
+            Others::HaveEnded => return false,
+        }
+    }
+    false
+}
+
+/// What the other threads of this process do: `Run` if one runs, else `End` if one ends.
+enum Others {
+    Run,
+    /// The kernel ends one: it runs no code of the program, but a lock of the C library's may not be free yet, which the
+    /// kernel frees (`CLONE_CHILD_CLEARTID`).
+    End,
+    HaveEnded,
+}
+
+fn other_threads() -> Others {
+    let Ok(this) = ProcDir::this_process() else { return Others::Run };
+    let Ok(threads) = this.list("task") else { return Others::Run };
+    let mut others = Others::HaveEnded;
+    for thread in threads {
+        let Some(tid) = thread.to_str().and_then(|name| Pid::from_raw(name.parse().ok()?)) else {
+            return Others::Run;
+        };
+        if tid == schedule::this_thread() {
+            continue;
+        }
+        let Ok(text) = this.read_of(tid, "stat") else { continue };
+        match (stat::state(&text), stat::is_ending(&text)) {
+            (Ok(b'Z' | b'X'), _) => {}
+            (Ok(_), Ok(true)) => others = Others::End,
+            _ => return Others::Run,
+        }
+    }
+    others
 }
 
 /// `wait4(-1, NULL, __WALL|WNOHANG, NULL)` — tests whether the call is allowed, in a process without children.

@@ -46,15 +46,29 @@ pub fn state(text: &[u8]) -> Result<u8, ParseError> {
     state.ok_or_else(|| ParseError::new("stat", 1, "state", text))
 }
 
-/// Returns whether the process is a thread of the kernel (`flags`, bit `PF_KTHREAD` of `include/linux/sched.h`).
+/// Returns the kernel's flags of a process or a thread (`flags`; the bits are those of `include/linux/sched.h`).
+fn flags(text: &[u8]) -> Result<u64, ParseError> {
+    let field = fields(text)?.get(9 - 3).and_then(|digits| number(digits, 10));
+    field.ok_or_else(|| ParseError::new("stat", 1, "flags", text))
+}
+
+/// Returns whether the process is a thread of the kernel (bit `PF_KTHREAD` of `flags`).
 ///
 /// # Errors
 /// The field is missing or is not a number.
 pub fn is_kernel_thread(text: &[u8]) -> Result<bool, ParseError> {
     const PF_KTHREAD: u64 = 0x0020_0000;
-    let field = fields(text)?.get(9 - 3).and_then(|digits| number(digits, 10));
-    let flags = field.ok_or_else(|| ParseError::new("stat", 1, "flags", text))?;
-    Ok(flags & PF_KTHREAD != 0)
+    flags(text).map(|flags| flags & PF_KTHREAD != 0)
+}
+
+/// Returns whether the thread runs none of its program's code any more, because it has begun to end (bit `PF_EXITING`
+/// of `flags`).
+///
+/// # Errors
+/// The field is missing or is not a number.
+pub fn is_ending(text: &[u8]) -> Result<bool, ParseError> {
+    const PF_EXITING: u64 = 0x4;
+    flags(text).map(|flags| flags & PF_EXITING != 0)
 }
 
 /// Returns when the process began, in clock ticks since boot (`starttime`). Together with its id, this identifies a
@@ -224,6 +238,13 @@ mod tests {
         assert!(is_kernel_thread(kthreadd).unwrap());
         assert!(!is_kernel_thread(b"7 (cat) R 1 7 7 0 -1 4194304 90 0").unwrap());
         assert!(is_kernel_thread(b"7 (cat) R 1 7").is_err());
+    }
+
+    #[test]
+    fn a_thread_that_ends_has_its_flag() {
+        assert!(is_ending(b"7 (cat) R 1 7 7 0 -1 4194308 90 0").unwrap());
+        assert!(!is_ending(b"7 (cat) R 1 7 7 0 -1 4194304 90 0").unwrap());
+        assert!(is_ending(b"7 (cat) R 1 7").is_err());
     }
 
     #[test]
