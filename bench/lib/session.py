@@ -21,6 +21,7 @@ def unable(why):
 
 def compiled(source, into, *flags):
     """The program made of a C file of bench/."""
+    into.mkdir(parents=True, exist_ok=True)
     program = into / Path(source).stem
     made = subprocess.run(["cc", *flags, "-o", program, ROOT / "bench" / source], capture_output=True, text=True)
     if made.returncode:
