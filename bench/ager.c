@@ -2,8 +2,8 @@
    cgroup or the machine that it is in: it gives a random piece back, maps and touches another one, and reads a random part of FILE after
    every eighth. Then it says how many pages it touched, and how long a piece took, in nanoseconds: the median, the 99th percentile and the
    longest. FILE is larger than the memory that is left, so that the page cache is always full.
-   For the line "fragment" it puts a page that the kernel cannot move in the place of one page of each piece, gives every second piece
-   back, and says "fragmented". Then the free memory is in pieces, and stays so. */
+   For the line "fragment" it pins one page of each piece where it is, gives the others of every second piece back, and says "fragmented".
+   Then the free memory is in pieces, and stays so, because the kernel cannot move what lies between them. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -47,17 +48,17 @@ static void map(struct piece *piece, size_t pages)
         piece->at[page * PAGE] = 1;
 }
 
-/* Fills one more page of a pipe: memory of the kernel. */
-static void pin(void)
+/* Puts the page into a pipe. So the kernel can neither move it nor, once it is unmapped, give it to somebody else. */
+static void pin(char *page)
 {
-    static const char page[PAGE];
     static int pipes[2], room;
+    struct iovec one = { page, PAGE };
     if (!room) {
         if (pipe(pipes) || fcntl(pipes[1], F_SETPIPE_SZ, PIPE) < 0)
             exit(1);
         room = PIPE / PAGE;
     }
-    if (write(pipes[1], page, PAGE) != PAGE)
+    if (vmsplice(pipes[1], &one, 1, 0) != PAGE)
         exit(1);
     room--;
 }
@@ -88,8 +89,7 @@ int main(int argc, char **argv)
     while (fgets(line, sizeof line, stdin)) {
         if (!strcmp(line, "fragment\n")) {
             for (size_t piece = 0; piece < count; piece++) {
-                munmap(pieces[piece].at, PAGE);
-                pin();
+                pin(pieces[piece].at);
             }
             for (size_t piece = 0; piece < count; piece += 2)
                 munmap(pieces[piece].at, pieces[piece].pages * PAGE);
