@@ -9,6 +9,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -23,6 +24,8 @@
 
 static const char *settings;
 static volatile int over;
+/* More than the stack of the library's thread would hold: glibc takes the variables of each thread from its stack. */
+static __thread char own[2 << 20];
 
 static void say(const char *what, int code, const struct tiexec_result *result)
 {
@@ -131,7 +134,7 @@ static void *forks(void *count)
 /* In a child each: the call under a filter that answers one system call so. The children say nothing; a refusal must be clean. */
 static void each_filtered(unsigned action, int first, int last)
 {
-    int full = 0, refused = 0;
+    int full = 0, refused = 0, null = open("/dev/null", O_WRONLY | O_CLOEXEC);
     for (int number = first; number <= last; number++) {
         pid_t child;
         int status;
@@ -146,6 +149,7 @@ static void each_filtered(unsigned action, int first, int last)
             int code;
             filter_one_call(action, number);
             code = tiexec_self(&options, NULL);
+            tiexec_self_report(null, 1);
             if (!big_check())
                 _exit(CORRUPT);
             _exit(code ? 1 : 0);
@@ -198,10 +202,34 @@ static void *call_in_thread(void *code)
     return NULL;
 }
 
+static volatile int returned;
+
+/* Is cancelled before it calls: the call is no cancellation point, and errno stays. */
+static void *is_cancelled(void *unused)
+{
+    pthread_cancel(pthread_self());
+    errno = EDOM;
+    returned = tiexec_self(NULL, NULL) == 0 && tiexec_self_report(-1, 0) == -EBADF && errno == EDOM;
+    pthread_testcancel();
+    return unused;
+}
+
+/* Takes all memory that malloc has, but for pieces of less than 64 KiB. */
+static void take_memory(void)
+{
+    struct rlimit none = {64 << 20, 64 << 20};
+    if (setrlimit(RLIMIT_DATA, &none))
+        _exit(BROKEN);
+    for (size_t size = 16 << 20; size >= 64 << 10; size /= 2)
+        for (void *taken; (taken = malloc(size));)
+            memset(taken, 1, size);
+}
+
 int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
     settings = argc > 2 ? argv[2] : NULL;
+    own[argc] = 1;
     check_or_die();
     printf("pid %d\n", getpid());
     fflush(stdout);
@@ -285,6 +313,19 @@ int main(int argc, char **argv)
             if ((code && code != -EBUSY) || (others && others != -EBUSY) || (code && others) || revert())
                 return BROKEN;
         }
+        call();
+    } else if (!strcmp(name, "cancelled")) {
+        pthread_t thread;
+        void *end;
+        if (pthread_create(&thread, NULL, is_cancelled, NULL) || pthread_join(thread, &end))
+            return BROKEN;
+        if (end != PTHREAD_CANCELED || !returned)
+            return BROKEN;
+        call();
+    } else if (!strcmp(name, "no_memory")) {
+        take_memory();
+        if (tiexec_self_report(1, 0) != -ENOMEM || tiexec_self_revert(NULL) != -ENOMEM)
+            return BROKEN;
         call();
     } else if (!strcmp(name, "mdwe")) {
         if (prctl(PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN, 0, 0, 0)) {

@@ -133,6 +133,15 @@ fn in_a_child_and_before_a_child() {
     ends_well(held);
 }
 
+/// pthread_cancel(3) ends a thread after the call. An unwinding through the library would end the process.
+#[test]
+fn in_a_thread_that_is_cancelled() {
+    require!(collapses(), "{NO_COLLAPSE}");
+    let held = situation(&shared(), &["cancelled", IMAGE]).hold();
+    assert_huge(&held);
+    ends_well(held);
+}
+
 #[test]
 fn in_two_threads_at_once() {
     require!(collapses(), "{NO_COLLAPSE}");

@@ -69,6 +69,24 @@ fn before_the_trial() -> BTreeSet<i64> {
     BTreeSet::from(calls)
 }
 
+/// The child of the trial that a filter kills is a copy of the program, with all of its memory.
+#[test]
+fn a_filter_that_kills_leaves_no_core() {
+    let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap_or_default();
+    require!(pattern.trim() == "core", "kernel.core_pattern is not \"core\"");
+    let copy = calls_itself("libtiexec.so", Kind::DynamicPie);
+    let dir = tempfile::tempdir_in(copy.dir()).expect("a directory");
+    let number = libc::SYS_pkey_alloc.to_string();
+    let args = ["each", "backing=image", "kill", &number, &number];
+    let run = situation(&copy, &args).behind_sh("ulimit -c unlimited; exec \"$@\"").cwd(dir.path());
+    let done = run.output();
+    done.assert_code(7);
+    assert!(done.out().contains("full 0\nrefused 1\n"), "{done}");
+    let left = std::fs::read_dir(dir.path()).expect("a directory");
+    let left: Vec<_> = left.map(|entry| entry.expect("an entry").file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 #[test]
 fn a_filter_that_kills_is_not_tripped() {
     require!(collapses(), "the kernel has no MADV_COLLAPSE");

@@ -93,6 +93,12 @@ fn without_room() {
 }
 
 #[test]
+fn without_memory() {
+    let no_memory = (-libc::ENOMEM, "address_space".to_owned());
+    assert_eq!(call(|run| run, "no_memory", "backing=image"), no_memory);
+}
+
+#[test]
 fn where_proc_is_missing_or_of_another_namespace() {
     require!(is_root(), "root only: it mounts");
     let script = "mount -t tmpfs none /proc; exec \"$@\"";

@@ -1,5 +1,6 @@
 //! `LD_PRELOAD=libtiexec.so PROGRAM`: real programs and others, without support for the library.
 
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use support::attaching::{collapses, small, switched};
@@ -8,7 +9,8 @@ use support::first_output::held_at_first_output;
 use support::objects::late_library;
 use support::smaps::vmas;
 use support::{
-    BUSY_NODE, Coverage, Fresh, Held, Kind, Run, coverage, installed, is_root, program, require,
+    BUSY_NODE, Coverage, Fresh, Held, Kind, Prep, Run, coverage, installed, is_root, program,
+    require,
 };
 
 use super::library::shared;
@@ -144,6 +146,29 @@ fn children_inherit_it() {
     let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     assert_eq!((&report["pid"], &report["kind"]), (&child.into(), &"attach".into()));
     assert!(report["huge_bytes"].as_u64() >= Some(4 << 20), "{report}");
+}
+
+/// No reader of the report can stop or kill the program.
+#[test]
+fn a_report_that_nobody_can_take() {
+    let copy = small("hold", Kind::DynamicPie);
+    let run = Run::new(copy.path(), ["7"]);
+    let pipe = copy.dir().join("pipe");
+    let made = support::child::tool(&["mkfifo", pipe.to_str().expect("UTF-8")]);
+    assert!(made.status.success());
+    let without_reader = preloaded(&run, &format!("backing=image,report={}", pipe.display()));
+    let done = without_reader.hold().finish();
+    done.assert_code(7);
+    assert!(done.err().contains("cannot write"), "{done}");
+    let file = copy.dir().join("report");
+    let limited = preloaded(&run, &format!("backing=image,report={}", file.display()));
+    let done = limited.prep(Prep::Rlimit(libc::RLIMIT_FSIZE, 0)).hold().finish();
+    done.assert_code(7);
+    assert!(!file.exists());
+    let (reader, writer) = std::io::pipe().expect("a pipe");
+    drop(reader);
+    let gone = preloaded(&run, "backing=image,report=/dev/stderr");
+    gone.stdio([-1, -1, writer.as_raw_fd()]).output().assert_code(7);
 }
 
 #[test]

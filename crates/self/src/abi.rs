@@ -2,7 +2,7 @@
 //!
 //! # Safety
 //! In this library, pointers come from C only here. Each function says what must hold of its pointers, as the manual
-//! page does. No panic crosses into C.
+//! page does. No panic crosses into C, and no cancellation of a thread comes from there.
 
 #![allow(unsafe_code, reason = "C has pointers, and calls functions by their names")]
 #![allow(non_camel_case_types, reason = "these are the names that C programs use")]
@@ -86,6 +86,7 @@ pub unsafe extern "C" fn tiexec_self_revert(result: *mut tiexec_result) -> c_int
 /// Returns 0 or a negative error number.
 #[unsafe(no_mangle)]
 pub extern "C" fn tiexec_self_report(fd: c_int, json: c_int) -> c_int {
+    let _unseen = Unseen::begin();
     let write = || {
         if fd < 0 {
             return -Errno::BADF.raw_os_error();
@@ -140,6 +141,7 @@ unsafe fn told(result: *mut tiexec_result, work: impl FnOnce() -> Outcome) -> c_
     if size.is_some_and(|size| *size < size_of::<tiexec_result>()) {
         return -Errno::INVAL.raw_os_error();
     }
+    let _unseen = Unseen::begin();
     let outcome = catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_panic| Outcome::of_a_bug());
     // SAFETY: the pointer is NULL, or the structure is at least as large as this version's, as just checked; no other
     // reference to it exists meanwhile.
@@ -154,9 +156,49 @@ unsafe fn told(result: *mut tiexec_result, work: impl FnOnce() -> Outcome) -> c_
     outcome.code
 }
 
+unsafe extern "C" {
+    /// Where errno(3) of the calling thread is.
+    fn __errno_location() -> *mut c_int;
+    /// pthread_setcancelstate(3).
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// While this lives, pthread_cancel(3) does not end the calling thread: the C library would unwind the frames of Rust, which
+/// ends the process. At the end errno is what it was, also in a program that has not begun: errno is 0 at its start (C11,
+/// 7.5).
+struct Unseen {
+    errno: c_int,
+    cancel_state: c_int,
+}
+
+impl Unseen {
+    fn begin() -> Self {
+        /// `PTHREAD_CANCEL_DISABLE` of glibc and musl.
+        const DISABLE: c_int = 1;
+        let mut cancel_state = 0;
+        // SAFETY: the C library returns the address of this thread's errno, which is live as long as the thread.
+        let errno = unsafe { *__errno_location() };
+        // SAFETY: the pointer leads to a live integer.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut cancel_state) };
+        Self { errno, cancel_state }
+    }
+}
+
+impl Drop for Unseen {
+    fn drop(&mut self) {
+        let mut disabled = 0;
+        // SAFETY: the pointer leads to a live integer. The call cancels nothing itself if cancellation is deferred; if it is
+        // asynchronous, no frame of Rust follows but this one, which has nothing to drop.
+        unsafe { pthread_setcancelstate(self.cancel_state, &raw mut disabled) };
+        // SAFETY: as above.
+        unsafe { *__errno_location() = self.errno };
+    }
+}
+
 /// Runs when the dynamic linker has mapped and relocated all objects, both in a program that preloads this library and
 /// in one that is linked with it.
 extern "C" fn begin() {
+    let _unseen = Unseen::begin();
     let _a_bug_leaves_the_program_as_it_is = catch_unwind(preload::begin);
 }
 

@@ -11,7 +11,7 @@ use tiexec_core::config::Settings;
 use tiexec_core::escape::AsShown;
 use tiexec_core::report::{Kind, Report};
 use tiexec_engine::follow::Patterns;
-use tiexec_engine::output::{Output, write_briefly};
+use tiexec_engine::output::{Output, Refusal, write_briefly};
 use tiexec_engine::settings::MachineSettings;
 use tiexec_remap::Failure;
 use tiexec_sys::procfs::ProcDir;
@@ -87,11 +87,19 @@ fn tell(settings: &Settings, treated: Result<Report, Failure>) {
         return;
     }
     let path = Path::new(file);
-    if let Err(why) = Output::at(path).and_then(|output| output.write(text.as_bytes()))
+    if let Err(why) = Output::at(path).and_then(|output| write(&output, &text))
         && !settings.quiet
     {
         warn(&format!("cannot write {}: {why}", path.shown()));
     }
+}
+
+/// Writes without a signal to the program, whose handlers and dispositions are not set up yet, and does not wait for a reader.
+fn write(output: &Output, text: &str) -> Result<(), Refusal> {
+    if output.is_replaced() {
+        return process::without_write_signals(|| output.write(text.as_bytes()));
+    }
+    Ok(write_briefly(output.open()?, text)?)
 }
 
 fn line(report: &Report) -> String {

@@ -10,7 +10,7 @@ use tiexec_core::addr::AddrRange;
 use tiexec_core::config::Settings;
 use tiexec_core::proc::maps::FileId;
 use tiexec_engine::times;
-use tiexec_sys::local::{own_descriptors, while_signals_wait};
+use tiexec_sys::local::{own_descriptors, stack_size, while_signals_wait};
 use tiexec_sys::procfs::ProcDir;
 
 use crate::{texts, treat};
@@ -28,6 +28,7 @@ pub(crate) fn begin(settings: &Settings) {
     let _text_mapped_later_stays = while_signals_wait(|| {
         std::thread::Builder::new()
             .name("tiexec".to_owned())
+            .stack_size(stack_size())
             .spawn(move || look(&settings, seen, until))
     });
 }
@@ -48,6 +49,9 @@ fn look(settings: &Settings, mut seen: Vec<(AddrRange, FileId)>, until: Instant)
         // If the program has entered a sandbox meanwhile, a call of this thread may end the program.
         if self::filters() != filters {
             return;
+        }
+        if treat::has_memory().is_err() {
+            continue;
         }
         let now = texts::mapped();
         if now != seen {

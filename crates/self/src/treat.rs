@@ -83,8 +83,9 @@ pub fn revert() -> Result<Reverted, Failure> {
 /// Reports how much of the text of this process is huge, according to the kernel. Changes nothing.
 ///
 /// # Errors
-/// The process cannot read about itself.
+/// The process cannot read about itself; `seccomp` where a filter would end the process.
 pub fn report() -> Result<Report, Failure> {
+    let _this_thread_may_call = local::while_signals_wait(calls::local)?;
     apart(|| {
         let target = this_process()?;
         let pages = policy(&Settings::default(), true)?.pages;
@@ -101,8 +102,20 @@ fn alone<T: Send>(work: impl FnOnce(Local) -> Result<T, Failure> + Send) -> Resu
     apart(|| work(local))
 }
 
+/// Checks that this process can allocate what the work needs. A Rust program that cannot allocate ends at once.
+///
+/// # Errors
+/// `address_space`
+pub(crate) fn has_memory() -> Result<(), Failure> {
+    /// The work holds the mappings of the process, the pages of its text, and two buffers.
+    const NEEDED: usize = 2 << 20;
+    let none = || Failure::new(FailureKind::AddressSpace, "the process can map no 2 MiB more");
+    local::can_map(NEEDED).then_some(()).ok_or_else(none)
+}
+
 /// Does `work` with signals blocked, and keeps the descriptors that it opens from other threads.
 fn apart<T: Send>(work: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
+    has_memory()?;
     let refused = |error: SysError| {
         let no_thread = error.errno == Errno::AGAIN || error.errno == Errno::NOMEM;
         let reason = if no_thread { FailureKind::ForkFailed } else { FailureKind::Seccomp };

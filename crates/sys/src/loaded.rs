@@ -30,6 +30,14 @@ pub fn texts() -> Vec<LoadedText> {
     texts
 }
 
+fn headers(object: &libc::dl_phdr_info) -> &[libc::Elf64_Phdr] {
+    if object.dlpi_phdr.is_null() {
+        return &[];
+    }
+    // SAFETY: the dynamic linker passes the headers of an object that it has loaded, and their number.
+    unsafe { std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) }
+}
+
 unsafe extern "C" fn add(
     object: *mut libc::dl_phdr_info,
     _size: libc::size_t,
@@ -39,14 +47,9 @@ unsafe extern "C" fn add(
     let object = unsafe { &*object };
     // SAFETY: `texts` passes its own vector.
     let texts = unsafe { &mut *texts.cast::<Vec<LoadedText>>() };
-    if object.dlpi_phdr.is_null() {
-        return 0;
-    }
-    // SAFETY: the dynamic linker passes the headers of an object that it has loaded, and their number.
-    let headers = unsafe { std::slice::from_raw_parts(object.dlpi_phdr, object.dlpi_phnum.into()) };
     // SAFETY: getauxval only reads the auxiliary vector of this process.
     let of_program = unsafe { libc::getauxval(libc::AT_PHDR) } == object.dlpi_phdr.addr() as u64;
-    let texts_of = headers
+    let texts_of = headers(object)
         .iter()
         .filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_X != 0);
     for header in texts_of {
@@ -57,6 +60,30 @@ unsafe extern "C" fn add(
         texts.extend(range.map(|range| LoadedText { range, file_start, of_program }));
     }
     0
+}
+
+/// Returns the sizes of the thread-local variables of the program and its objects together, in bytes.
+pub fn thread_local_bytes() -> usize {
+    unsafe extern "C" fn add(
+        object: *mut libc::dl_phdr_info,
+        _size: libc::size_t,
+        bytes: *mut c_void,
+    ) -> c_int {
+        // SAFETY: the caller below passes its own number, which nobody else uses during the call.
+        let bytes = unsafe { &mut *bytes.cast::<usize>() };
+        // SAFETY: the dynamic linker passes a live structure.
+        for header in headers(unsafe { &*object }) {
+            if header.p_type == libc::PT_TLS {
+                let size = header.p_memsz.saturating_add(header.p_align);
+                *bytes = bytes.saturating_add(usize::try_from(size).unwrap_or(usize::MAX));
+            }
+        }
+        0
+    }
+    let mut bytes = 0_usize;
+    // SAFETY: `add` takes the number that is its last argument.
+    unsafe { libc::dl_iterate_phdr(Some(add), (&raw mut bytes).cast()) };
+    bytes
 }
 
 #[cfg(test)]

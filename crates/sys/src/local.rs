@@ -1,6 +1,9 @@
 //! Raw system calls of this very process, and the preparations of a thread that makes them.
 
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
 use crate::error::{Errno, SysError, check};
+use crate::loaded;
 use crate::process::{has_threads, occupy_standard_descriptors, signal_set, without_write_signals};
 
 /// The right to make raw system calls in this process.
@@ -60,6 +63,25 @@ pub fn while_signals_wait<T>(work: impl FnOnce() -> T) -> T {
     without_write_signals(work)
 }
 
+/// `mmap(MAP_PRIVATE|MAP_ANONYMOUS)` and munmap(2) — tests whether this process may have so many bytes more. malloc(3)
+/// would not tell it without a trace: glibc's behaves differently after a large piece was freed (`M_MMAP_THRESHOLD` in
+/// mallopt(3)).
+pub fn can_map(bytes: usize) -> bool {
+    let writable = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
+    let mapped =
+        unsafe { mmap_anonymous(std::ptr::null_mut(), bytes, writable, MapFlags::PRIVATE) };
+    // SAFETY: this is the mapping just made, and no reference into it exists.
+    mapped.is_ok_and(|at| unsafe { munmap(at, bytes) }.is_ok())
+}
+
+/// Returns how large the stack of a thread must be that works on this process, in bytes. A look at the process takes less
+/// than a sixteenth of a MiB; a signal handler may run on the same stack. glibc also takes the thread-local variables of all
+/// objects from it.
+pub fn stack_size() -> usize {
+    loaded::thread_local_bytes().saturating_add(1 << 20)
+}
+
 /// Runs `work` so that no other thread sees the descriptors that it opens, and no child that another thread forks gets
 /// them. Unless the caller is the only thread, `work` runs in a new thread with its own table of descriptors. The
 /// thread has ended when this returns. `work` must use no descriptor from outside.
@@ -67,13 +89,11 @@ pub fn while_signals_wait<T>(work: impl FnOnce() -> T) -> T {
 /// # Errors
 /// EAGAIN if no thread could be started; ENOSYS before Linux 5.9; the answer of a seccomp filter.
 pub fn apart<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, SysError> {
-    /// A look at a process takes less than a sixteenth of this; a signal handler may run on the same stack.
-    const STACK: usize = 1 << 20;
     if !has_threads() {
         return Ok(work());
     }
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().name("tiexec".to_owned()).stack_size(STACK);
+        let thread = std::thread::Builder::new().name("tiexec".to_owned()).stack_size(stack_size());
         let alone = thread.spawn_scoped(scope, || {
             own_descriptors()?;
             Ok(work())

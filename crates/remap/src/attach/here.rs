@@ -35,8 +35,8 @@ const fn plain(name: &'static str, number: i64) -> ManifestEntry {
     ManifestEntry::needed(name, number, [Any; 6])
 }
 
-/// The calls of looking, staging and ending, and those of the allocator and of the start of a thread.
-const BESIDE: [ManifestEntry; 42] = [
+/// The calls of looking, staging, reporting and ending, and those of the allocator and of the start of a thread.
+const BESIDE: [ManifestEntry; 43] = [
     remote::CLOSE,
     ManifestEntry::needed(
         "close_range(CLOSE_RANGE_UNSHARE)",
@@ -47,6 +47,7 @@ const BESIDE: [ManifestEntry; 42] = [
     of_descriptor("pread64", c::SYS_pread64),
     of_descriptor("pwrite64", c::SYS_pwrite64),
     of_descriptor("write", c::SYS_write),
+    ManifestEntry::needed("ppoll", c::SYS_ppoll, [Any, Is(1)]),
     of_descriptor("ioctl", c::SYS_ioctl),
     of_descriptor("fcntl", c::SYS_fcntl),
     of_descriptor("ftruncate", c::SYS_ftruncate),
