@@ -8,9 +8,10 @@ use std::path::Path;
 use serde_json::Value;
 
 use support::attaching::{attach, ctl, joined, json, small, started, switched};
-use support::child::eventually;
+use support::child::{eventually, state};
 use support::fresh::{NO_HUGE_FOLIOS, huge_folios};
-use support::{Done, Fresh, Held, Kind, Run, is_root, program, require, tiexecctl};
+use support::pty::Pty;
+use support::{Done, Fresh, Held, Kind, Prep, Run, is_root, program, require, tiexecctl};
 
 /// A metric of `work`, which does not depend on time.
 const COST: &str = "--metric=cost ([0-9]+)";
@@ -90,6 +91,31 @@ fn the_json_has_what_the_manual_says() {
     let figures = wall.split_once('(').expect("a range").1;
     let units = figures.split(['(', ')', '–', ' ']).filter(|word| ["s", "ms"].contains(word));
     assert_eq!(units.count(), 0, "{done}");
+}
+
+/// Scripts read the JSON from standard output.
+#[test]
+fn what_the_preparation_prints_is_not_in_the_json() {
+    let args = ["bench", "--json", "-r", "6", "-w", "0", "--prepare", "echo prepared"];
+    let done = ctl([&args[..], &["--", &work(), "2000", "0"]].concat());
+    done.assert_code(0);
+    assert_eq!(json(&done)["kind"], "bench");
+    assert_eq!(done.err().matches("prepared\n").count(), 12, "{done}");
+}
+
+/// The kernel stops a command that asks the terminal, because it is in the background there.
+#[test]
+fn a_command_that_asks_the_terminal_ends_with_the_bench() {
+    let mut pty = Pty::new();
+    let args = ["bench", "--prepare", "echo asks; read answer </dev/tty", "--", "true"];
+    let run = Run::new(tiexecctl(), args).plain().stdio([pty.slave_fd(); 3]).prep(Prep::Terminal);
+    let bench = run.start();
+    pty.wait_for("asks\r\n");
+    eventually("it is stopped", || {
+        support::smaps::children(bench.pid()).iter().any(|&pid| state(pid) == Some('T'))
+    });
+    pty.type_keys("\x03");
+    bench.finish().assert_code(128 + libc::SIGINT);
 }
 
 #[test]

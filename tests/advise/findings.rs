@@ -9,8 +9,10 @@ use support::attaching::{
     Before, assert_untouched, attach, ctl, ctl_behind, json, small, started, switched,
 };
 use support::child::eventually;
-use support::smaps::{pmd_size, stat_field, status_field};
-use support::{Done, Fresh, Held, Kind, Public, Run, is_root, program, require, tiexecctl};
+use support::smaps::{children, pmd_size, stat_field, status_field};
+use support::{
+    Done, Fresh, Held, Kind, Public, Run, installed, is_root, program, require, tiexecctl,
+};
 
 const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 
@@ -43,8 +45,13 @@ fn on(pid: i32) -> Done {
 fn sampling(args: &[&str]) -> Held {
     let advise = started(&[], support::tiexecctl(), args);
     eventually("it samples", || {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", advise.pid()));
-        maps.unwrap_or_default().contains("perf_event")
+        // A child samples the processes of other users.
+        let mut pids = children(advise.pid());
+        pids.push(advise.pid());
+        pids.iter().any(|pid| {
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
+            maps.unwrap_or_default().contains("perf_event")
+        })
     });
     advise
 }
@@ -357,11 +364,22 @@ fn an_ordinary_user_and_their_processes() {
 #[test]
 fn ctrl_c_ends_it_early_and_it_tells_what_it_saw() {
     let copy = small("hotset", Kind::StaticNoPie);
-    let held = spinning(&copy, 30);
+    ctrl_c_ends_it_early(&spinning(&copy, 30));
+    require!(is_root() && installed("setpriv").is_some(), "another user needs root");
+    let public = Public::new();
+    let hot = public.add(copy.path(), "hotset", 0o755);
+    let mut others = Run::new(&hot, ["30", "600"]).plain().behind(NOBODY).start();
+    others.wait_line("spinning");
+    ctrl_c_ends_it_early(&others);
+}
+
+/// Signals the process group of the command, as a terminal does.
+fn ctrl_c_ends_it_early(held: &Held) {
     let pid = held.pid().to_string();
     let advise = sampling(&["advise", "--json", "--duration", "10m", &pid]);
     std::thread::sleep(std::time::Duration::from_millis(500));
-    advise.signal(libc::SIGINT);
+    // SAFETY: kill has no memory conditions.
+    assert_eq!(unsafe { libc::kill(-advise.pid(), libc::SIGINT) }, 0);
     let done = advise.finish();
     done.assert_code(0);
     let advice = json(&done);

@@ -243,6 +243,20 @@ fn a_file_with_a_mistake_is_named_and_the_others_stay() {
     held.finish().assert_code(7);
 }
 
+/// The exit status is that of all processes together, as with other commands.
+#[test]
+fn a_named_process_that_has_ended_is_one_of_several() {
+    let files = Files::new();
+    let held = hold(&files.program("hold", 6, "hold"));
+    // No process has this ID (`PID_MAX_LIMIT` of include/linux/threads.h).
+    let none = 4_194_304;
+    files.check(&[held.pid(), none]).assert_code(3);
+    files.check(&[none, held.pid()]).assert_code(3);
+    files.check(&[none]).assert_code(4);
+    files.check(&[held.pid()]).assert_code(0);
+    held.finish().assert_code(7);
+}
+
 /// A label on a Deployment does not reach its pods. The project's own manifest has no mistake.
 #[test]
 fn labels_in_manifests() {

@@ -34,6 +34,11 @@ fn several_machines_are_surer_than_one() {
         (&kept["verdicts"][0]["hosts"], &kept["verdicts"][0]["verdict"]),
         (&6.into(), &"better".into())
     );
+    // Too few machines make no claim, which must not take the place of one.
+    let done = merge(&files[..2], &["--keep", "--state-dir", &state]);
+    done.assert_code(0);
+    assert!(done.err().contains("not kept, because of too few hosts: 1"), "{done}");
+    assert_eq!(support::attaching::json(&ctl(["canary", "export", "--state-dir", &state])), kept);
 }
 
 #[test]

@@ -2,12 +2,13 @@
 
 use serde_json::Value;
 
-use support::attaching::{json, switched};
+use support::attaching::{json, small, switched};
+use support::child::eventually;
 use support::page::{PAGE, assert_in_browser, of_json};
-use support::smaps::children;
-use support::{is_root, journal, require};
+use support::smaps::{children, stat_field};
+use support::{Held, Kind, Run, is_root, journal, require};
 
-use crate::{Server, export};
+use crate::{Server, export, started};
 
 #[test]
 fn what_is_better_is_kept_by_all_processes() {
@@ -47,6 +48,31 @@ fn what_is_better_is_kept_by_all_processes() {
     let again = server.canary(&[]);
     again.assert_code(1);
     assert!(again.err().contains("by tiexec already; fix: tiexecctl revert "), "{again}");
+    server.finish();
+}
+
+/// The process that used the most processor time may be a worker, which ends while its service goes on.
+#[test]
+fn the_end_of_the_busiest_process_does_not_lose_it() {
+    require!(is_root(), "files in a directory of root's");
+    let eldest = small("hold", Kind::DynamicNoPie);
+    let eldest = Run::new(eldest.path(), ["7"]).plain().hold();
+    let server = Server::start(300, 0);
+    let count = server.public.path().join("other").display().to_string();
+    let busiest = Run::new(server.copy.path(), [&count, "300", "0"]).plain().hold();
+    server.held.signal(libc::SIGSTOP);
+    let used = |held: &Held| stat_field(held.pid(), 14) + stat_field(held.pid(), 15);
+    eventually("it is the busiest", || used(&busiest) > used(&server.held) + 20);
+    server.held.signal(libc::SIGCONT);
+    let pids = [&eldest, &busiest].map(|held| held.pid().to_string());
+    let mut canary = started(&server.args(&["--json", &pids[0], &pids[1]]));
+    server.eventually_on_copies(&mut canary);
+    busiest.finish().assert_code(7);
+    let done = canary.finish();
+    done.assert_code(0);
+    assert_eq!(json(&done)["verdict_kept"], true, "{done}");
+    assert_eq!(export(&server)["verdicts"][0]["verdict"], "better");
+    eldest.finish().assert_code(7);
     server.finish();
 }
 

@@ -109,6 +109,7 @@ impl Comparison {
     pub fn new(name: &str, unit: &str, better: Option<Better>, rounds: &[(f64, f64)]) -> Self {
         let logs: Vec<f64> = rounds
             .iter()
+            .filter(|(plain, tiexec)| *plain > 0.0 && *tiexec > 0.0)
             .map(|(plain, tiexec)| (tiexec / plain).ln())
             .filter(|log| log.is_finite())
             .collect();
@@ -634,6 +635,13 @@ mod tests {
             let layout = 0.08 * (self.uniform() - 0.5);
             1.0 + layout + 0.01 * -(1.0 - self.uniform()).ln() + spike
         }
+    }
+
+    #[test]
+    fn figures_below_zero_allow_no_claim() {
+        let pairs = [(-10.0, -12.0); ENOUGH_ROUNDS];
+        let compared = Comparison::new("metric", "", None, &pairs);
+        assert_eq!((compared.finding, compared.ratio), (Finding::CannotTell, None));
     }
 
     fn claims(rounds: usize, factor: f64, often: usize) -> usize {

@@ -22,15 +22,17 @@ extern "C" fn note(signal: i32) {
     } else {
         ASKED.store(signal, Ordering::SeqCst);
     }
-    // This is one system call: a signal handler may make it, and it leaves errno alone.
+    // These are two system calls: a signal handler may make them, and they leave errno alone.
     hand_on(signal);
 }
 
-/// Sends the signal to the group, if there is one.
+/// Sends the signal to the group, if there is one. A group that the terminal has stopped, because it asked something
+/// there, goes on and receives it.
 fn hand_on(signal: i32) {
     let group = Pid::from_raw(GROUP.load(Ordering::SeqCst));
     if let (Some(group), Some(signal)) = (group, Signal::from_named_raw(signal)) {
         let _it_has_ended = kill_process_group(group, signal);
+        let _it_has_ended = kill_process_group(group, Signal::CONT);
     }
 }
 
@@ -39,19 +41,24 @@ fn hand_on(signal: i32) {
 /// under nohup(1), SIGINT and SIGQUIT in the background of a script, where Ctrl-C is not meant for this process
 /// (POSIX.1-2024, Shell Command Language, 2.12).
 pub fn catch() {
-    answer(note as extern "C" fn(i32) as libc::sighandler_t);
+    answer(&SIGNALS, note as extern "C" fn(i32) as libc::sighandler_t);
+}
+
+/// As [`catch`], but only SIGINT and SIGQUIT: for a process that waits for a child which the terminal signals too.
+pub fn catch_interrupts() {
+    answer(&[libc::SIGINT, libc::SIGQUIT], note as extern "C" fn(i32) as libc::sighandler_t);
 }
 
 /// Ends [`catch`]: from now on these signals end this process again, except one that has come already, and those that
 /// the caller ignores.
 pub fn release() {
-    answer(libc::SIG_DFL);
+    answer(&SIGNALS, libc::SIG_DFL);
 }
 
 /// Answers the signals by [`note`] or by the default action.
-fn answer(handler: libc::sighandler_t) {
-    for signal in SIGNALS {
-        // SAFETY: `note` does atomic accesses and one system call, and lives for ever.
+fn answer(signals: &[i32], handler: libc::sighandler_t) {
+    for &signal in signals {
+        // SAFETY: `note` does atomic accesses and two system calls, and lives for ever.
         let before = unsafe { libc::signal(signal, handler) };
         if signal != libc::SIGTERM && before == libc::SIG_IGN {
             // SAFETY: no handler runs.

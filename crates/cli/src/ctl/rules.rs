@@ -86,6 +86,7 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, how: How) -> u8 {
     let mut examiner = Examiner::look();
     examiner.pods = pods.unwrap_or_default();
     let mut printed = exit::OK;
+    let mut statuses = Vec::new();
     let mut processes = Vec::new();
     let mut units = BTreeSet::new();
     let mut unmatched: Vec<&Rule> = rules.rules.iter().collect();
@@ -126,18 +127,22 @@ pub(crate) fn show(files: &AgentFiles, pids: Option<&[Pid]>, how: How) -> u8 {
             for &pid in pids {
                 let number = pid.as_raw_nonzero().get();
                 if let Err(why) = has_text("look at", number) {
-                    status = why;
+                    statuses.push(why);
                     continue;
                 }
                 let process = ProcDir::of(pid);
                 if process.as_ref().is_ok_and(|process| one(pid, process, true).is_some()) {
+                    statuses.push(exit::OK);
                     continue;
                 }
                 let gone = SysError { call: "exe", errno: Errno::SRCH };
                 let error = process.and_then(|process| process.exe_path()).err().unwrap_or(gone);
-                status = failed("look at", number, error);
+                statuses.push(failed("look at", number, error));
             }
         }
+    }
+    if status == exit::OK {
+        status = exit::together(&statuses);
     }
     unmatched.retain(|_| pids.is_none());
     unmatched.iter().for_each(|rule| say_unmatched(rule, &units));

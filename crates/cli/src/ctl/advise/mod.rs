@@ -29,7 +29,7 @@ use tiexec_remap::store::directory::Directory;
 use tiexec_remap::{restart, workers};
 use tiexec_sys::perf_sampler::Clock;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Pid, areas, process};
+use tiexec_sys::{Pid, areas, interrupt};
 
 use super::progress::Progress;
 use super::targets::{looked_at, targets, together};
@@ -96,8 +96,8 @@ pub(super) fn sampled(
         return work();
     };
     let patience = duration.unwrap_or(gather::USUAL).saturating_add(LONGEST);
-    // Ctrl-C ends the sampling. The report has the samples until then.
-    process::ignore_interrupts();
+    // Ctrl-C ends the sampling, in the child. The report has the samples until then.
+    interrupt::catch_interrupts();
     looked_at(doing, foreign.as_raw_nonzero().get(), patience, work)
 }
 

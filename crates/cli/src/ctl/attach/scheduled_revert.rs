@@ -21,7 +21,8 @@ pub(super) fn revert_after(pid: Pid, start_time: u64, time: Duration) -> std::io
     let pid = pid.as_raw_nonzero().to_string();
     let start_time = start_time.to_string();
     let revert = ["revert", "--quiet", "--forked", "--started-at", &start_time, &pid];
-    if Path::new("/run/systemd/system").is_dir() {
+    // For another user, the machine's systemd would ask for a password, and then run the command as root.
+    if rustix::process::geteuid().is_root() && Path::new("/run/systemd/system").is_dir() {
         let timer = programs::command("systemd-run", Environment::OfUser)
             .args(["--quiet", "--collect", "--on-active", &format!("{}ms", time.as_millis())])
             // By default systemd may delay a timer for a minute (systemd.timer(5)).

@@ -1,6 +1,7 @@
 //! A benchmark of a command, which is started again for each run.
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -176,7 +177,10 @@ impl Runs<'_> {
     fn prepare(&self) -> Result<(), u8> {
         let Some(prepare) = &self.options.prepare else { return Ok(()) };
         let mut command = programs::of_user("sh");
-        command.args(["-c", prepare]).stdin(Stdio::null());
+        // What it prints does not belong to the result.
+        let beside = std::io::stderr().as_fd().try_clone_to_owned();
+        let beside = beside.map_or_else(|_closed| Stdio::null(), Stdio::from);
+        command.args(["-c", prepare]).stdin(Stdio::null()).stdout(beside);
         let done = child::run(&mut command);
         if !done.as_ref().is_ok_and(ExitStatus::success) && !interrupt::asked() {
             let how = done.map_or_else(|error| error.to_string(), |status| status.to_string());

@@ -61,16 +61,22 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     // A second Ctrl-C must not end the revert. The child that reverts inherits the ignored signal.
     process::ignore_interrupts();
     let reverted = slices.switch(Arm::Plain);
-    let mut children = alternate::on_copies(&[pid]);
-    children.retain(|&child| child != pid);
-    if !children.is_empty() {
-        let _said = attach::switch(&children, None, Lasts::UntilUndone, None);
+    let mut left = forked_on_copies(pid);
+    for _ in 0..LOOKS {
+        if left.is_empty() {
+            break;
+        }
+        let _said = attach::switch(&left, None, Lasts::UntilUndone, None);
+        left = forked_on_copies(pid);
     }
-    slices.note(match has_text_of_ours(&slices.process) {
-        true => "no longer alternates, and is left on copies",
-        false => "no longer alternates, and is on base pages",
+    if has_text_of_ours(&slices.process) {
+        left.insert(0, pid);
+    }
+    slices.note(match left.is_empty() {
+        true => "no longer alternates, and is on base pages",
+        false => "no longer alternates, and is left on copies, or children of it are",
     });
-    if reverted.is_err() && has_text_of_ours(&slices.process) {
+    for pid in &left {
         warn(format_args!(
             "process {} is left with text on huge pages; fix: tiexecctl revert {0}",
             pid.as_raw_nonzero()
@@ -78,7 +84,17 @@ pub(super) fn measure(pid: i32, options: &Bench) -> Result<(Rounds, Workload), u
     }
     let measured = measured?;
     reverted?;
-    Ok((measured, slices.workload))
+    if left.is_empty() { Ok((measured, slices.workload)) } else { Err(exit::PARTIAL) }
+}
+
+/// How often the descendants are looked at in the end: one may fork while it is on copies.
+const LOOKS: u32 = 3;
+
+/// The descendants of the process that are on copies.
+fn forked_on_copies(pid: Pid) -> Vec<Pid> {
+    let mut found = alternate::on_copies(&[pid]);
+    found.retain(|&child| child != pid);
+    found
 }
 
 impl Subject for Slices<'_> {

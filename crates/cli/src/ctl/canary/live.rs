@@ -44,8 +44,8 @@ pub(super) struct Live<'a> {
     one_build: Option<RefCell<OneBuild>>,
     /// The processes that the user named by their IDs.
     named: Option<BTreeSet<Member>>,
-    /// The process that used the most processor time.
-    main: Pid,
+    /// The process that used the most processor time, of those that live.
+    main: (Pid, Member),
     /// The text of that process which the copies hold, in bytes; `None` before [`Live::must_be_possible`].
     copied: Option<u64>,
     /// The oldest process, which is the parent in a service with several processes.
@@ -85,18 +85,19 @@ impl<'a> Live<'a> {
         if pids.is_empty() {
             return Err(status);
         }
-        let busiest = |pids: &[Pid]| {
-            let main = pids.iter().copied().filter(|pid| member(pid).is_some()).max_by_key(used)?;
+        let busiest_and_exe = |pids: &[Pid]| {
+            let (main, _) = busiest(pids)?;
             let exe = ProcDir::of(main).and_then(|process| process.exe_path());
             Some((main, exe.unwrap_or_default()))
         };
         let one_build = match selection.is_by_program() {
-            true => Some(OneBuild::select(wanted, &mut pids, busiest)?.into()),
+            true => Some(OneBuild::select(wanted, &mut pids, busiest_and_exe)?.into()),
             false => None,
         };
         let members: BTreeSet<Member> = pids.iter().filter_map(member).collect();
         let eldest = members.iter().copied().min_by_key(|&(pid, begun)| (begun, pid));
-        let Some(((main, exe), eldest)) = busiest(&pids).zip(eldest) else {
+        let main = busiest(&pids).zip(busiest_and_exe(&pids));
+        let Some(((main, (_, exe)), eldest)) = main.zip(eldest) else {
             warn("cannot begin a canary: the processes have ended");
             return Err(exit::GONE);
         };
@@ -156,12 +157,12 @@ impl<'a> Live<'a> {
     fn subject(&self) -> String {
         let unit = self.unit().map(|units| units.user.map_or(units.system, |user| user.name));
         let unit = unit.map_or(String::new(), |unit| format!(", unit {}", unit.shown()));
-        format!("process {} ({}{unit})", self.main.as_raw_nonzero(), self.exe.shown())
+        format!("process {} ({}{unit})", self.main().as_raw_nonzero(), self.exe.shown())
     }
 
     /// Writes into the journal what happens to the processes.
     pub(super) fn note(&self, what: &str) {
-        alternate::note("canary", &self.subject(), self.main, what);
+        alternate::note("canary", &self.subject(), self.main(), what);
     }
 
     /// Checks, without a change, that this process may attach to the processes, and that text of the main one can be
@@ -171,11 +172,12 @@ impl<'a> Live<'a> {
     /// The exit status. The message is on stderr already.
     pub(super) fn must_be_possible(&mut self) -> Result<(), u8> {
         let named = self.named.iter().flatten().filter_map(|&(pid, _)| Pid::from_raw(pid));
-        let named: Vec<Pid> = named.filter(|pid| *pid != self.main).collect();
-        for pid in named.into_iter().chain([self.main]) {
+        let main = self.main();
+        let named: Vec<Pid> = named.filter(|pid| *pid != main).collect();
+        for pid in named.into_iter().chain([main]) {
             match attach::rehearse(pid, self.settings, LONGEST) {
                 Err(failure) => return Err(failed("alternate", pid, &failure)),
-                Ok(rehearsed) if pid == self.main && rehearsed.planned == 0 => {
+                Ok(rehearsed) if pid == main && rehearsed.planned == 0 => {
                     let pid = pid.as_raw_nonzero();
                     warn(format_args!(
                         "cannot alternate process {pid}: none of its text can be copied to huge pages{}; \
@@ -184,7 +186,7 @@ impl<'a> Live<'a> {
                     ));
                     return Err(exit::FAILED);
                 }
-                Ok(rehearsed) if pid == self.main => self.copied = Some(rehearsed.planned),
+                Ok(rehearsed) if pid == main => self.copied = Some(rehearsed.planned),
                 Ok(_) => {}
             }
         }
@@ -192,12 +194,12 @@ impl<'a> Live<'a> {
     }
 
     pub(super) fn main(&self) -> Pid {
-        self.main
+        self.main.0
     }
 
     /// Returns the user of the main process, unless it is one of the machine's own.
     pub(super) fn owner(&self) -> Option<u32> {
-        let facts = ProcDir::of(self.main).ok().and_then(|it| Examiner::look().process(&it));
+        let facts = ProcDir::of(self.main()).ok().and_then(|it| Examiner::look().process(&it));
         facts.filter(|facts| !facts.counts_for_all()).map(|facts| facts.uid())
     }
 
@@ -207,7 +209,7 @@ impl<'a> Live<'a> {
 
     /// Returns the unit of the main process.
     pub(super) fn unit(&self) -> Option<Units> {
-        ProcDir::of(self.main).ok().and_then(|process| systemd_units::of(&process))
+        ProcDir::of(self.main()).ok().and_then(|process| systemd_units::of(&process))
     }
 
     /// Returns whether the processes are a whole unit, which the user named.
@@ -264,15 +266,14 @@ impl<'a> Live<'a> {
     pub(super) fn build(&self) -> Result<Build, u8> {
         match &self.one_build {
             Some(one) => Ok(one.borrow().build.clone()),
-            None => Ok(OneBuild::of(self.main, &self.exe)?.build),
+            None => Ok(OneBuild::of(self.main(), &self.exe)?.build),
         }
     }
 
     /// Checks that the oldest process lives. If it has ended, the service has crashed or was restarted, and the canary
     /// does not switch it again.
     pub(super) fn must_live(&self) -> Result<(), End> {
-        let eldest = Pid::from_raw(self.eldest.0).and_then(|pid| member(&pid));
-        if eldest == Some(self.eldest) { Ok(()) } else { Err(End::Gone) }
+        lives(&self.eldest).map(drop).ok_or(End::Gone)
     }
 
     /// Lists the present processes.
@@ -314,13 +315,20 @@ impl<'a> Live<'a> {
             if pids.is_empty() {
                 break;
             }
+            // A worker may have ended.
+            if member(&self.main()) != Some(self.main.1) {
+                self.main = busiest(&pids).unwrap_or(self.main);
+            }
             // The journal has the first attach to each program, whose addresses the later ones repeat.
             let is_known = |pid: &Pid| {
                 arm == Arm::Plain || program(pid).is_some_and(|it| self.told.contains(&it))
             };
             let (known, new): (Vec<Pid>, Vec<Pid>) = pids.iter().partition(|pid| is_known(pid));
             if arm == Arm::Tiexec {
+                self.members.retain(|member| lives(member).is_some());
                 self.members.extend(pids.iter().filter_map(member));
+                let members = &self.members;
+                self.told.retain(|&(pid, _)| members.range((pid, 0)..).any(|one| one.0 == pid));
                 self.turn.note(&self.members).map_err(|why| {
                     warn(format_args!("cannot write down what is switched: {why}"));
                     End::Failed(exit::FAILED)
@@ -336,7 +344,12 @@ impl<'a> Live<'a> {
                     self.told.extend(pids.iter().filter_map(program));
                 }
                 match status {
-                    exit::OK | exit::PARTIAL | exit::GONE => {}
+                    exit::OK | exit::GONE => {}
+                    // Without the main process the slice would not count, and the canary would blame somebody else.
+                    exit::PARTIAL if self.state() == Some(arm != Arm::Tiexec) => {
+                        return Err(End::Failed(status));
+                    }
+                    exit::PARTIAL => {}
                     // A process that ends during its switch may fail in another way.
                     status => return Err(self.must_live().err().unwrap_or(End::Failed(status))),
                 }
@@ -345,19 +358,20 @@ impl<'a> Live<'a> {
         self.pids().map(|_| true)
     }
 
-    /// Puts all processes onto copies for good.
-    pub(super) fn keep(&mut self) -> Result<(), End> {
+    /// Puts all processes onto copies for good. Returns the exit status, also that of an attach that worked for some.
+    pub(super) fn keep(&mut self) -> Result<u8, End> {
         self.switch(Arm::Tiexec, None)?;
         match attach::switch(&self.pids()?, Some(self.settings), Lasts::Always, None) {
-            exit::OK | exit::PARTIAL | exit::GONE => Ok(()),
+            exit::OK | exit::GONE => Ok(exit::OK),
+            exit::PARTIAL if self.state() == Some(true) => Ok(exit::PARTIAL),
             status => Err(End::Failed(status)),
         }
     }
 
     /// Checks that the attach made copies.
     pub(super) fn must_be_on_copies(&mut self) -> Result<(), End> {
-        if self.state(self.main) == Some(false) {
-            let pid = self.main.as_raw_nonzero();
+        if self.state() == Some(false) {
+            let pid = self.main().as_raw_nonzero();
             warn(format_args!(
                 "cannot alternate process {pid}: none of its text can be copied to huge pages; \
                  fix: tiexecctl inspect {pid} says why"
@@ -369,15 +383,16 @@ impl<'a> Live<'a> {
 
     /// Checks that nobody else has switched the main process meanwhile.
     pub(super) fn must_be_as_switched(&self) -> Result<(), End> {
-        let has = self.state(self.main);
-        must_be_as_switched(self.main, has, self.arm == Arm::Tiexec).map_err(End::Failed)
+        let has = self.state();
+        must_be_as_switched(self.main(), has, self.arm == Arm::Tiexec).map_err(End::Failed)
     }
 
-    /// Returns whether a process has copies; `None` if it has ended or cannot be examined.
-    fn state(&self, pid: Pid) -> Option<bool> {
+    /// Returns whether the main process has copies; `None` if it has ended or cannot be examined.
+    fn state(&self) -> Option<bool> {
+        let (pid, main) = self.main;
         let has = look_for_text_of_ours(&ProcDir::of(pid).ok()?)?;
         // A process that ends loses its mappings first, copies too.
-        member(&pid).map(|_| has)
+        (member(&pid) == Some(main)).then_some(has)
     }
 
     /// Reverts all processes, and removes the record.
@@ -391,10 +406,6 @@ impl<'a> Live<'a> {
         }
         let _said = self.switch(Arm::Plain, None);
         // The selection no longer contains some members, such as a process that left the unit.
-        let lives = |&(pid, begun): &Member| {
-            Pid::from_raw(pid)
-                .filter(|pid| member(pid) == Some((pid.as_raw_nonzero().get(), begun)))
-        };
         // The members' children may belong to no selection.
         let left = || {
             let mut left =
@@ -429,6 +440,17 @@ impl<'a> Live<'a> {
 fn program(pid: &Pid) -> Option<(i32, Identity)> {
     let process = ProcDir::of(*pid).ok()?;
     Some((pid.as_raw_nonzero().get(), Identity::of(&process)?))
+}
+
+/// Returns the process that used the most processor time.
+fn busiest(pids: &[Pid]) -> Option<(Pid, Member)> {
+    let living = pids.iter().filter_map(|&pid| Some((pid, member(&pid)?)));
+    living.max_by_key(|(pid, _)| used(pid))
+}
+
+/// Returns the process of a member, if it lives.
+fn lives(member_of: &Member) -> Option<Pid> {
+    Pid::from_raw(member_of.0).filter(|pid| member(pid) == Some(*member_of))
 }
 
 /// Returns the process and its start time, if it is alive and runs a program.

@@ -493,8 +493,9 @@ impl<'a> Run<'a> {
         let mut is_kept = false;
         let mut status = match &end {
             End::Known | End::Time if verdict == Verdict::Better => {
-                is_kept = self.live.keep().is_ok() && interrupt::signal().is_none();
-                if is_kept { exit::OK } else { exit::PARTIAL }
+                let kept = self.live.keep().ok().filter(|_| interrupt::signal().is_none());
+                is_kept = kept.is_some();
+                kept.unwrap_or(exit::PARTIAL)
             }
             End::Known | End::Time => exit::NOT_BETTER,
             End::Signal(signal) => exit::of_signal(*signal),
@@ -767,7 +768,8 @@ impl<'a> Run<'a> {
         }
         let build = ProcDir::of(self.live.main()).map_err(|error| error.to_string());
         let build = build.and_then(|process| build_of(&process));
-        if build.map(|(_, build)| build).as_ref() != Ok(&self.build) {
+        let (_, build) = build.map_err(|why| format!("cannot tell the build: {why}"))?;
+        if build != self.build {
             return Err("the program was replaced meanwhile; fix: run the canary again".to_owned());
         }
         Ok(Finding {

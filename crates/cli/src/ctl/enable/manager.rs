@@ -174,12 +174,12 @@ impl Manager {
         }
     }
 
-    /// Lists the active units with this name: the unit itself, or the instances of a template.
+    /// Lists the active units with this name, those included that reload: the unit itself, or the instances of a template.
     pub(super) fn active(self, unit: &str) -> Result<Vec<String>, String> {
         let pattern = unit.replacen("@.", "@*.", 1);
         let list = self.systemctl(&[
             "list-units",
-            "--state=active",
+            "--state=active,reloading",
             "--full",
             "--plain",
             "--no-legend",
