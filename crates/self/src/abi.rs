@@ -14,8 +14,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use rustix::io::Errno;
 use tiexec_core::config::Settings;
 use tiexec_engine::output::write_briefly;
+use tiexec_sys::local::Unseen;
 
 use crate::outcome::{Outcome, put};
+
 use crate::{preload, treat};
 
 /// The options of a call. All zero means the defaults.
@@ -154,45 +156,6 @@ unsafe fn told(result: *mut tiexec_result, work: impl FnOnce() -> Outcome) -> c_
         put(&mut result.detail, &detail);
     }
     outcome.code
-}
-
-unsafe extern "C" {
-    /// Where errno(3) of the calling thread is.
-    fn __errno_location() -> *mut c_int;
-    /// pthread_setcancelstate(3).
-    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
-}
-
-/// While this lives, pthread_cancel(3) does not end the calling thread: the C library would unwind the frames of Rust, which
-/// ends the process. At the end errno is what it was, also in a program that has not begun: errno is 0 at its start (C11,
-/// 7.5).
-struct Unseen {
-    errno: c_int,
-    cancel_state: c_int,
-}
-
-impl Unseen {
-    fn begin() -> Self {
-        /// `PTHREAD_CANCEL_DISABLE` of glibc and musl.
-        const DISABLE: c_int = 1;
-        let mut cancel_state = 0;
-        // SAFETY: the C library returns the address of this thread's errno, which is live as long as the thread.
-        let errno = unsafe { *__errno_location() };
-        // SAFETY: the pointer leads to a live integer.
-        unsafe { pthread_setcancelstate(DISABLE, &raw mut cancel_state) };
-        Self { errno, cancel_state }
-    }
-}
-
-impl Drop for Unseen {
-    fn drop(&mut self) {
-        let mut disabled = 0;
-        // SAFETY: the pointer leads to a live integer. The call cancels nothing itself if cancellation is deferred; if it is
-        // asynchronous, no frame of Rust follows but this one, which has nothing to drop.
-        unsafe { pthread_setcancelstate(self.cancel_state, &raw mut disabled) };
-        // SAFETY: as above.
-        unsafe { *__errno_location() = self.errno };
-    }
 }
 
 /// Runs when the dynamic linker has mapped and relocated all objects, both in a program that preloads this library and

@@ -33,6 +33,50 @@ impl Calls {
     }
 }
 
+unsafe extern "C" {
+    /// pthread_setcancelstate(3), which the crate libc lacks.
+    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+}
+
+/// While this lives, pthread_cancel(3) does not end the calling thread: the C library would unwind the frames of Rust, which
+/// ends the process. At the end errno is what it was, also in a program that has not begun: errno is 0 at its start (C11,
+/// 7.5).
+#[derive(Debug)]
+#[must_use = "dropping it lets the thread be cancelled"]
+pub struct Unseen {
+    errno: libc::c_int,
+    cancel_state: libc::c_int,
+}
+
+impl Unseen {
+    /// Begins it.
+    pub fn begin() -> Self {
+        /// `PTHREAD_CANCEL_DISABLE` of glibc and musl.
+        const DISABLE: libc::c_int = 1;
+        let mut cancel_state = 0;
+        // SAFETY: the function has no conditions.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: the address of this thread's errno is valid as long as the thread lives.
+        let errno = unsafe { *errno };
+        // SAFETY: the pointer leads to a live integer.
+        unsafe { pthread_setcancelstate(DISABLE, &raw mut cancel_state) };
+        Self { errno, cancel_state }
+    }
+}
+
+impl Drop for Unseen {
+    fn drop(&mut self) {
+        let mut disabled = 0;
+        // SAFETY: the pointer leads to a live integer. The call cancels nothing itself if cancellation is deferred; if it is
+        // asynchronous, no frame of Rust follows but this one, which has nothing to drop.
+        unsafe { pthread_setcancelstate(self.cancel_state, &raw mut disabled) };
+        // SAFETY: the function has no conditions.
+        let errno = unsafe { libc::__errno_location() };
+        // SAFETY: the address of this thread's errno is valid as long as the thread lives.
+        unsafe { *errno = self.errno };
+    }
+}
+
 /// Runs `work` with all signals to this thread blocked except those of faults, so that no handler of the program runs
 /// meanwhile.
 pub fn while_signals_wait<T>(work: impl FnOnce() -> T) -> T {
