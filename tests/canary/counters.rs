@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 
 use support::attaching::{joined, json, switched};
-use support::{is_root, require};
+use support::{Run, is_root, require, tiexecctl};
 
 use crate::{Server, started};
 
@@ -115,8 +115,13 @@ fn a_prometheus_server_is_asked() {
              \"result\":[{{\"metric\":{{}},\"value\":[1,\"{count}\"]}}]}}}}"
         )
     });
+    // A name may have more addresses than the one that the server listens to.
+    let url = url.replace("127.0.0.1", "two-addresses");
+    let hosts = server.public.path().join("hosts").display().to_string();
+    let script = "printf '%s two-addresses\\n' ::1 127.0.0.1 >\"$0\"; mount --bind \"$0\" /etc/hosts; exec \"$@\"";
     let args = server.with_counter(&["--json", "--prometheus", &url, "--query", "sum(x)"]);
-    let done = started(&args).finish();
+    let run = Run::new(tiexecctl(), args).plain();
+    let done = run.behind(["unshare", "-m", "sh", "-ec", script, &hosts]).output();
     done.assert_code(0);
     assert_eq!(json(&done)["verdict"], "better", "{done}");
     server.finish();

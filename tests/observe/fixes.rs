@@ -130,6 +130,12 @@ fn of_a_configuration_file_that_cannot_be_read() {
         let said = mends(hidden, &format!("{nobody} {command}"), &[]);
         assert!(said.contains(says), "{said}");
     }
+    // Whether the directory has a configuration, and the kill switch, nobody but root can tell.
+    let says = "fix: chmod a+x /etc/tiexec";
+    for command in ["tiexec true", "tiexecctl doctor | grep switch"] {
+        let said = mends("chmod 700 /etc/tiexec", &format!("{nobody} {command}"), &[]);
+        assert!(said.contains(says) && !said.contains("is there: every"), "{said}");
+    }
     let said = mends("mkdir /etc/tiexec/config", "tiexec true", &[]);
     assert!(said.contains("is a directory (EISDIR); fix: rmdir /etc/tiexec/config"), "{said}");
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use support::store::{IMAGES, add, ctl, json, own_run, set_up};
+use support::store::{IMAGES, add, ctl, json, own_run, set_up, started};
 use support::{Kind, Public, Run, installed, is_root, program, require};
 
 /// The options of the store's mount, or none without a mount. The last mount on the path counts.
@@ -118,6 +118,27 @@ fn remove_takes_the_images_of_the_files_it_is_given() {
     let none = ctl(["remove".as_ref(), other.as_os_str()]);
     none.assert_code(1);
     assert!(none.err().contains("tiexecctl store list"), "{none}");
+}
+
+/// A container may have the machine's store, and no right to write there.
+#[test]
+fn an_image_that_cannot_be_removed_is_named() {
+    require!(is_root(), "root sets the store up");
+    own_run();
+    set_up("64M");
+    let public = Public::new();
+    let one = public.add(&program("hold", Kind::DynamicPie), "one", 0o755);
+    let image = add(&one);
+    let read_only = "mount -o remount,bind,ro /run/tiexec/images; exec \"$@\"";
+    let front = ["unshare", "-m", "sh", "-ec", read_only, "sh"];
+    for args in [["remove".as_ref(), one.as_os_str()], ["prune", "--all-unused"].map(AsRef::as_ref)]
+    {
+        let done = started(&front, &args).finish();
+        done.assert_code(1);
+        assert!(done.err().contains("(EROFS)") && !done.err().contains("there is none"), "{done}");
+        assert!(image.exists());
+    }
+    ctl(["remove".as_ref(), one.as_os_str()]).assert_code(0);
 }
 
 #[test]

@@ -10,7 +10,7 @@ use tiexec_sys::Errno;
 use tiexec_sys::startup::is_secure;
 
 use crate::follow::Patterns;
-use crate::switched_off::is_switched_off;
+use crate::switched_off::{self, is_switched_off};
 
 /// Settings for the machine, one `key=value` a line.
 pub const CONFIG_FILE: &str = "/etc/tiexec/config";
@@ -99,9 +99,10 @@ fn with_patterns(
 /// The reason why it cannot be read, in one line.
 pub fn config_file() -> Result<Vec<u8>, String> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    let failed = |errno: rustix::io::Errno, fix: &str| {
-        format!("cannot read {CONFIG_FILE}: {}; fix: {fix} {CONFIG_FILE}", Errno::from(errno))
+    let says = |errno: rustix::io::Errno, fix: &str| {
+        format!("cannot read {CONFIG_FILE}: {}; fix: {fix}", Errno::from(errno))
     };
+    let failed = |errno, fix: &str| says(errno, &format!("{fix} {CONFIG_FILE}"));
     // openat(2), as for every other file: libtiexec reads this file before it tests which calls a seccomp
     // filter kills for.
     let file = match openat(CWD, CONFIG_FILE, flags, Mode::empty()) {
@@ -109,6 +110,10 @@ pub fn config_file() -> Result<Vec<u8>, String> {
         Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => return Ok(Vec::new()),
         Err(errno @ (rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)) => {
             return Err(failed(errno, "raise the limit on open files (ulimit -n), for"));
+        }
+        // The file may not even be there.
+        Err(errno) if std::fs::symlink_metadata(CONFIG_FILE).is_err() => {
+            return Err(says(errno, switched_off::SEARCHABLE));
         }
         Err(errno) => return Err(failed(errno, "chmod a+r")),
     };

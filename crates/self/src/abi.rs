@@ -17,7 +17,6 @@ use tiexec_engine::output::write_briefly;
 use tiexec_sys::local::Unseen;
 
 use crate::outcome::{Outcome, put};
-
 use crate::{preload, treat};
 
 /// The options of a call. All zero means the defaults.

@@ -5,7 +5,10 @@ use std::cmp::Reverse;
 use std::fs::File;
 
 use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno as RawErrno;
 use serde::Serialize;
+use tiexec_core::skip::FailureKind;
+use tiexec_sys::Errno;
 use tiexec_sys::lease::{Against, Lease};
 
 use crate::files;
@@ -48,39 +51,45 @@ pub struct Removed {
     pub why: Why,
 }
 
+/// What became of the images that were to be removed. `Err` is `store_refused`: the image cannot be removed, and stays.
+pub type Outcomes = Vec<Result<Removed, Failure>>;
+
 /// Removes outdated and damaged images, and what dead builders left. With `all_unused`, also removes every image
 /// that no process maps or has open.
 ///
 /// An image in use stays if it is neither outdated nor damaged.
 ///
 /// # Errors
-/// `store_refused`: the directory cannot be read. A file that cannot be removed stays.
-pub fn prune(directory: &Directory, all_unused: bool) -> Result<Vec<Removed>, Failure> {
-    let mut removed = Vec::new();
+/// `store_refused`: the directory cannot be read.
+pub fn prune(directory: &Directory, all_unused: bool) -> Result<Outcomes, Failure> {
+    let mut outcomes = Vec::new();
     for entry in state::entries(directory, &Users::default())? {
         match entry.state {
-            State::Outdated => removed.extend(remove(directory, entry, Why::Outdated)),
-            State::Damaged => removed.extend(remove(directory, entry, Why::Damaged)),
+            State::Outdated => outcomes.push(remove(directory, entry, Why::Outdated)),
+            State::Damaged => outcomes.push(remove(directory, entry, Why::Damaged)),
             State::Ok | State::Unreadable if all_unused => {
-                removed.extend(remove_unused(directory, entry));
+                outcomes.extend(remove_unused(directory, entry));
             }
             State::Ok | State::Unreadable => {}
         }
     }
-    removed.extend(remove_left_overs(directory)?);
-    Ok(removed)
+    match remove_left_overs(directory) {
+        Ok(removed) => outcomes.extend(removed.into_iter().map(Ok)),
+        Err(failure) => outcomes.push(Err(failure)),
+    }
+    Ok(outcomes)
 }
 
 /// Removes the images of the file whose path was `original`, in whatever state, even if they are in use. Processes
 /// that map one keep it until they end.
 ///
 /// # Errors
-/// `store_refused`: the directory cannot be read. A file that cannot be removed stays.
-pub fn remove_images_of(directory: &Directory, original: &str) -> Result<Vec<Removed>, Failure> {
+/// `store_refused`: the directory cannot be read.
+pub fn remove_images_of(directory: &Directory, original: &str) -> Result<Outcomes, Failure> {
     let is_of =
         |entry: &Entry| entry.sidecar.as_ref().is_some_and(|sidecar| sidecar.original == original);
     let entries = state::entries(directory, &Users::default())?.into_iter().filter(is_of);
-    Ok(entries.filter_map(|entry| remove(directory, entry, Why::Asked)).collect())
+    Ok(entries.map(|entry| remove(directory, entry, Why::Asked)).collect())
 }
 
 /// Removes unused images until `bytes` are free. Outdated images go first, then those whose last use is longest
@@ -97,26 +106,34 @@ pub(super) fn make_room(directory: &Directory, bytes: u64) -> u64 {
             break;
         }
         // A mapped image stays, because removing it would free nothing.
-        freed += remove_unused(directory, entry).map_or(0, |removed| removed.bytes);
+        let removed = remove_unused(directory, entry).and_then(Result::ok);
+        freed += removed.map_or(0, |removed| removed.bytes);
     }
     freed
 }
 
 /// Removes an image unless a process maps it or has it open.
-fn remove_unused(directory: &Directory, entry: Entry) -> Option<Removed> {
+fn remove_unused(directory: &Directory, entry: Entry) -> Option<Result<Removed, Failure>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NOATIME | OFlags::CLOEXEC;
     let file = rustix::fs::openat(&directory.fd, &entry.name, flags, Mode::empty()).ok()?;
     let file = File::from(file);
     // Hold the lease until the file is removed. A process that tries to open it meanwhile then finds no file.
     let _lease = Lease::try_take(&file, Against::Openers).ok()??;
-    remove(directory, entry, Why::Unused)
+    Some(remove(directory, entry, Why::Unused))
 }
 
-fn remove(directory: &Directory, entry: Entry, why: Why) -> Option<Removed> {
+fn remove(directory: &Directory, entry: Entry, why: Why) -> Result<Removed, Failure> {
     let Entry { name, sidecar, bytes, .. } = entry;
-    files::remove(&directory.fd, &name).ok()?;
+    match files::remove(&directory.fd, &name) {
+        // Somebody else may remove it at the same time.
+        Ok(()) | Err(RawErrno::NOENT) => {}
+        Err(errno) => {
+            let what = format!("{name}: {}", Errno::from(errno));
+            return Err(Failure::new(FailureKind::StoreRefused, what));
+        }
+    }
     let _missing = files::remove(&directory.fd, sidecar_name(&name));
-    Some(Removed { name, original: sidecar.map(|sidecar| sidecar.original), bytes, why })
+    Ok(Removed { name, original: sidecar.map(|sidecar| sidecar.original), bytes, why })
 }
 
 /// Removes temporary files that nobody has locked, and sidecars without an image.

@@ -25,7 +25,7 @@ use tiexec_engine::identity::Identity;
 use tiexec_engine::locked_target::{Lasts, LockedTarget, Treated, look_for_text_of_ours};
 use tiexec_engine::policy::{policy, too_large};
 use tiexec_engine::sampling::refusal;
-use tiexec_engine::switched_off::{FILE as SWITCHED_OFF, is_switched_off};
+use tiexec_engine::switched_off;
 use tiexec_remap::Failure;
 use tiexec_remap::attach::Reverted;
 use tiexec_remap::host_pages;
@@ -132,8 +132,8 @@ impl Job<'_> {
     fn one(&self, pid: Pid, images: &mut Images, pool: &mut Pool, turn: Turn) -> Option<Seen> {
         let Self { options, settings, hot, printer } = self;
         if settings.is_off() && !options.dry_run {
-            let by = if is_switched_off() {
-                format!("{SWITCHED_OFF} is there; fix: rm {SWITCHED_OFF}")
+            let by = if let Some((why, fix)) = switched_off::why() {
+                format!("{why}; fix: {fix}")
             } else {
                 let option =
                     options.settings.say("backing").then(|| options.settings.alone().backing);

@@ -274,9 +274,15 @@ impl Server {
         };
         let late = || "no answer in time".to_owned();
         let text = |error: std::io::Error| error.to_string();
-        let address = self.host.to_socket_addrs().map_err(text)?.next().ok_or("no address")?;
-        let mut stream =
-            TcpStream::connect_timeout(&address, left().ok_or_else(late)?).map_err(text)?;
+        let mut stream = Err("no address".to_owned());
+        for address in self.host.to_socket_addrs().map_err(text)? {
+            let connected = TcpStream::connect_timeout(&address, left().ok_or_else(late)?);
+            stream = connected.map_err(|why| format!("{address}: {why}"));
+            if stream.is_ok() {
+                break;
+            }
+        }
+        let mut stream = stream?;
         stream.set_write_timeout(left()).map_err(text)?;
         let request = format!(
             "GET {path} HTTP/1.0\r\nHost: {}\r\nAccept: application/json\r\n\r\n",

@@ -3,7 +3,6 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsRawFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, MemfdFlags, memfd_create};
@@ -14,7 +13,7 @@ use tiexec_core::proc::status::CAP_SYS_PTRACE;
 use tiexec_core::rebase::MAX_ALIGNMENT;
 use tiexec_core::tlb_sweep::{Levels, Measured, Point, Sweeps};
 use tiexec_engine::settings::{CONFIG_FILE, config_file};
-use tiexec_engine::switched_off::FILE as SWITCHED_OFF;
+use tiexec_engine::switched_off;
 use tiexec_remap::jumps::{self, Jumps};
 use tiexec_remap::pagecache::{self, Prepared, Small};
 use tiexec_remap::store::directory::{Directory, is_on_tmpfs};
@@ -125,11 +124,9 @@ fn unread(thing: &'static str, error: SysError) -> Finding {
 
 fn switches() -> Vec<Finding> {
     let mut findings = Vec::new();
-    if Path::new(SWITCHED_OFF).exists() {
-        let finding = format!("{SWITCHED_OFF} exists: every launch is a plain exec");
-        findings.push(
-            Finding::new(Level::Off, "switch", finding).fix(format_args!("rm {SWITCHED_OFF}")),
-        );
+    if let Some((why, fix)) = switched_off::why() {
+        let finding = format!("{why}: every launch is a plain exec");
+        findings.push(Finding::new(Level::Off, "switch", finding).fix(fix));
     }
     let environment = std::env::var("TIEXEC").unwrap_or_default();
     let file = config_file().unwrap_or_else(|why| {

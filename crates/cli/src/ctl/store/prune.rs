@@ -3,8 +3,9 @@
 use tiexec_core::addr::mib;
 use tiexec_core::escape::AsShown;
 use tiexec_remap::store::directory::{Directory, SYSTEM};
-use tiexec_remap::store::prune::{Removed, Why, prune};
+use tiexec_remap::store::prune::{Outcomes, Removed, Why, prune};
 
+use super::super::told;
 use super::{all, cannot, print};
 use crate::exit;
 use crate::stdio::warn;
@@ -16,16 +17,31 @@ pub(super) fn run(all_unused: bool, json: bool) -> u8 {
         Err(status) => return status,
     };
     let mut removed: Vec<Removed> = Vec::new();
+    let mut statuses = Vec::new();
     for directory in &ours {
         match prune(directory, all_unused) {
-            Ok(more) => removed.extend(more),
-            Err(failure) => return cannot(doing, &failure),
+            Ok(outcomes) => statuses.extend(take(outcomes, &mut removed)),
+            Err(failure) => statuses.push(cannot(doing, &failure)),
         }
     }
-    if json {
-        return print(&super::list::as_json("store_prune", &[("removed", &removed)]));
-    }
-    print(&removed.iter().map(line).collect::<String>())
+    let printed = if json {
+        print(&super::list::as_json("store_prune", &[("removed", &removed)]))
+    } else {
+        print(&removed.iter().map(line).collect::<String>())
+    };
+    told(exit::together(&statuses), printed)
+}
+
+/// Adds what was removed, and says what could not be. Returns the statuses.
+pub(super) fn take(outcomes: Outcomes, removed: &mut Vec<Removed>) -> Vec<u8> {
+    let mut status = |outcome| match outcome {
+        Ok(one) => {
+            removed.push(one);
+            exit::OK
+        }
+        Err(failure) => cannot("remove an image", &failure),
+    };
+    outcomes.into_iter().map(&mut status).collect()
 }
 
 /// Returns the stores from which this user can remove images.

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use tiexec_core::escape::AsShown;
 use tiexec_remap::store::prune::{Removed, remove_images_of};
 
-use super::prune::{line, ours};
+use super::super::told;
+use super::prune::{line, ours, take};
 use super::{cannot, print};
 use crate::exit;
 use crate::stdio::warn;
@@ -17,35 +18,31 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
         Err(status) => return status,
     };
     let mut all: Vec<Removed> = Vec::new();
-    let mut missing = 0;
+    let mut statuses = Vec::new();
     for file in files {
         let original = as_stored(file);
-        let mut removed = Vec::new();
+        let mut of_file = Vec::new();
         for directory in &directories {
             match remove_images_of(directory, &original) {
-                Ok(more) => removed.extend(more),
-                Err(failure) => return cannot(doing, &failure),
+                Ok(outcomes) => of_file.extend(take(outcomes, &mut all)),
+                Err(failure) => of_file.push(cannot(doing, &failure)),
             }
         }
-        if removed.is_empty() {
-            missing += 1;
+        if of_file.is_empty() {
+            of_file.push(exit::FAILED);
             warn(format_args!(
                 "cannot remove the image of {}: there is none; fix: run tiexecctl store list, which shows all",
                 file.as_path().shown()
             ));
         }
-        all.extend(removed);
+        statuses.extend(of_file);
     }
-    let status = if json {
+    let printed = if json {
         print(&super::list::as_json("store_remove", &[("removed", &all)]))
     } else {
         print(&all.iter().map(line).collect::<String>())
     };
-    match status {
-        exit::OK if missing == files.len() => exit::FAILED,
-        exit::OK if missing > 0 => exit::PARTIAL,
-        status => status,
-    }
+    told(exit::together(&statuses), printed)
 }
 
 /// Returns the path under which the store keeps a file: the path in maps, even if the file is gone.
