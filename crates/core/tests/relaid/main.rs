@@ -120,6 +120,23 @@ fn a_file_cut_off_anywhere_has_no_image_or_a_sound_one() {
     }
 }
 
+/// Found by chance: the data begin behind the last page of the text, and nothing follows them.
+#[test]
+fn data_behind_the_text_may_be_missing() {
+    let sketch = Sketch {
+        vaddr: 2 << 20,
+        one_segment: true,
+        text_len: 2_096_861,
+        skew: 0,
+        data_vaddr: 4_198_400,
+        data_len: 1,
+        note: false,
+        sections: false,
+    };
+    let file = sketch.bytes();
+    check(&layout(&file).unwrap(), &file);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
