@@ -154,7 +154,7 @@ fn of_a_screen() {
     screen.wait_for("edges");
     screen.keys(&["q", "q"]).wait_for("ended 0");
     assert_eq!(screen.title(), title);
-    let sent = screen.sent();
+    let sent = screen.sent_in_all();
     let text = std::str::from_utf8(&sent).expect("UTF-8");
     let odd = text.chars().find(|&letter| {
         ('\u{80}'..='\u{9f}').contains(&letter)

@@ -34,7 +34,7 @@ fn assert_shown(screen: &Screen, line: &str) {
 fn assert_none(args: &str) {
     let screen = screen(args);
     screen.wait_for("ended ");
-    let sent = String::from_utf8_lossy(&screen.sent()).into_owned();
+    let sent = String::from_utf8_lossy(&screen.sent_in_all()).into_owned();
     assert!(!sent.contains(WIPE), "{args}: {sent}");
 }
 
@@ -200,6 +200,6 @@ fn a_sampled_command_has_the_terminal_for_itself() {
     screen.wait_for("tiexecctl: sampling sleep until it ends; Ctrl-C ends it");
     screen.keys(&["C-c"]);
     screen.wait_for("ended ");
-    let sent = String::from_utf8_lossy(&screen.sent()).into_owned();
+    let sent = String::from_utf8_lossy(&screen.sent_in_all()).into_owned();
     assert!(!sent.contains(WIPE), "{sent}");
 }

@@ -125,7 +125,7 @@ fn leaves_the_terminal_as_it_was() {
         for mode in ["icanon", "echo", "isig", "icrnl", "opost"] {
             assert!(modes.contains(&mode), "{key:?}: no {mode}: {text}");
         }
-        let sent = screen.sent();
+        let sent = screen.sent_in_all();
         let shows = |what: &[u8]| sent.windows(what.len()).rposition(|part| part == what);
         assert!(shows(b"\x1b[?25h") > shows(b"\x1b[?25l"), "{key:?}: the cursor stays hidden");
     }
@@ -310,12 +310,12 @@ fn has_no_colour_where_none_is_wanted() {
         let screen = top(80, 24, &[("NO_COLOR", value)]);
         screen.go().wait_for("CPU %");
         screen.keys(&["q"]).wait_for("ended 0");
-        assert_eq!(has_colour(&screen.sent()), colour, "NO_COLOR={value}");
+        assert_eq!(has_colour(&screen.sent_in_all()), colour, "NO_COLOR={value}");
         // tmux sends the shell's answer, too, which has no colour.
         let command = format!("'{}' doctor", tiexecctl().display());
         let screen = Screen::new(80, 50, &command, &[("NO_COLOR", value)]);
         screen.go().wait_for("ended ");
-        assert_eq!(has_colour(&screen.sent()), colour, "NO_COLOR={value}: doctor");
+        assert_eq!(has_colour(&screen.sent_in_all()), colour, "NO_COLOR={value}: doctor");
     }
 }
 
@@ -335,7 +335,7 @@ fn sends_ascii_where_the_locale_is_not_utf_8() {
         screen.keys(&["Enter"]).wait_for("program ");
         screen.wait_for(&format!("({name})"));
         screen.keys(&["q", "q"]).wait_for("ended 0");
-        assert_eq!(screen.sent().is_ascii(), locale == "C");
+        assert_eq!(screen.sent_in_all().is_ascii(), locale == "C");
     }
     end(held);
 }

@@ -83,7 +83,16 @@ impl Screen {
         last
     }
 
-    /// Returns all bytes that the program has sent.
+    /// Returns all bytes that the command has sent, which has ended. The log may have them a moment after the screen.
+    pub fn sent_in_all(&self) -> Vec<u8> {
+        // The last word of the script above, by stty(1).
+        let last = b"iexten";
+        let has_last = || self.sent().windows(last.len()).any(|part| part == last);
+        assert!(soon(has_last), "the log has no {}", last.escape_ascii());
+        self.sent()
+    }
+
+    /// Returns the bytes that the command has sent, as far as they are in the log.
     pub fn sent(&self) -> Vec<u8> {
         std::fs::read(self.log()).unwrap_or_default()
     }
