@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use support::fresh::collapses_files;
 use support::programs::whole_node;
 use support::warm::{
     assert_warmed, assert_warms, cold, command, directory, has_large_folios, huge, small, warm,
@@ -21,7 +22,8 @@ fn warms(program: &Path) -> u64 {
     let bytes = assert_warmed(&first, &copy);
 
     let copy = small(program, dir.path());
-    assert_eq!(huge(&copy), 0);
+    // khugepaged may collapse what the look maps, where it can.
+    assert!(huge(&copy) == 0 || collapses_files());
     assert_eq!(assert_warms(&copy), bytes);
     bytes
 }
