@@ -103,6 +103,19 @@ fn what_the_preparation_prints_is_not_in_the_json() {
     assert_eq!(done.err().matches("prepared\n").count(), 12, "{done}");
 }
 
+/// The command waits until the bench has given memory back. Of a long output the last figure counts, too.
+#[test]
+fn a_long_output_takes_little_memory() {
+    let blocks = "$(stat -L -c %b /proc/self/fd/2)";
+    let script = format!(
+        "echo cost 1 >&2; head -c 64M /dev/zero >&2; while [ {blocks} -gt 8192 ]; do sleep 0.05; done; \
+         echo >&2; exec \"$@\" >&2"
+    );
+    let args = ["bench", "--json", "-r", "6", "-w", "0", "--option=--backing=image", COST];
+    let done = ctl([&args[..], &["--", "sh", "-c", &script, "sh", &work(), "100", "0"]].concat());
+    assert_eq!(metric(&done)["plain"]["median"], 10_000.0, "{done}");
+}
+
 /// The kernel stops a command that asks the terminal, because it is in the background there.
 #[test]
 fn a_command_that_asks_the_terminal_ends_with_the_bench() {

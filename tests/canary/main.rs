@@ -10,6 +10,7 @@ mod cgroups;
 mod contained;
 mod counters;
 mod ends;
+mod leaving;
 mod merge;
 mod rules;
 mod verdict;
@@ -76,7 +77,7 @@ impl Server {
         let mut args =
             ["canary", "--slice=400ms", "--state-dir", &state].map(str::to_owned).to_vec();
         args.extend(more.iter().map(|&word| word.to_owned()));
-        if !more.contains(&"--exe") {
+        if !more.contains(&"--exe") && !more.contains(&"--user") {
             args.push(self.pid().to_string());
         }
         args

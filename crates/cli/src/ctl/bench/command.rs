@@ -1,6 +1,5 @@
 //! A benchmark of a command, which is started again for each run.
 
-use std::fs::File;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
@@ -18,7 +17,7 @@ use tiexec_sys::perf_sampler::Heirs;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, interrupt, process, processor, thp};
 
-use super::child;
+use super::child::{self, Output};
 use super::{Arm, Figure, Measured, Rounds, Subject, Workload};
 use crate::exit;
 use crate::options::Bench;
@@ -102,14 +101,13 @@ impl Runs<'_> {
             warn(format_args!("cannot run the command: {error}"));
             exit::FAILED
         };
-        let output = child::memory("output").map_err(|error| refuse(&error))?;
-        let errors = child::memory("errors").map_err(|error| refuse(&error))?;
+        let output = Output::new("output").map_err(|error| refuse(&error))?;
+        let errors = Output::new("errors").map_err(|error| refuse(&error))?;
         let mut command = self.command(arm);
-        let copy = |file: &File| file.try_clone().map(Stdio::from);
-        command.stdin(Stdio::null()).stderr(copy(&errors).map_err(|error| refuse(&error))?);
-        // Without a metric nothing reads the output, which may be large.
+        command.stdin(Stdio::null()).stderr(errors.of_command().map_err(|error| refuse(&error))?);
+        // Without a metric nothing reads the output.
         let stdout = match &self.metric {
-            Some(_) => copy(&output).map_err(|error| refuse(&error))?,
+            Some(_) => output.of_command().map_err(|error| refuse(&error))?,
             None => Stdio::null(),
         };
         command.stdout(stdout);
@@ -127,7 +125,8 @@ impl Runs<'_> {
             exit::FAILED
         })?;
         let pages = self.pages.filter(|_| warmup);
-        let (ended, lasted, huge) = watched(pid, pages, || (child::end(pid), begun.elapsed()));
+        let ((ended, at), huge) = watched(pid, pages, || child::end(pid, &[&output, &errors]));
+        let lasted = at.duration_since(begun);
         let (status, used) = ended.map_err(|error| refuse(&error))?;
         let counted = counters.read().since(&before);
         if interrupt::asked() {
@@ -135,7 +134,7 @@ impl Runs<'_> {
             return Ok(Measured::default());
         }
 
-        let words = child::text_of(errors);
+        let words = errors.text();
         self.say(arm, &words);
         if !status.success() && !self.options.ignore_failure {
             self.say_failure(arm, status, &words);
@@ -143,7 +142,7 @@ impl Runs<'_> {
         }
         let mut figures = Vec::new();
         if let Some(metric) = &self.metric {
-            let text = child::text_of(output) + "\n" + &words;
+            let text = output.text() + "\n" + &words;
             match figure(metric, &text) {
                 Some(found) => figures.push(Figure::new("metric", "", found)),
                 None => {
@@ -181,7 +180,7 @@ impl Runs<'_> {
         let beside = std::io::stderr().as_fd().try_clone_to_owned();
         let beside = beside.map_or_else(|_closed| Stdio::null(), Stdio::from);
         command.args(["-c", prepare]).stdin(Stdio::null()).stdout(beside);
-        let done = child::run(&mut command);
+        let done = child::run(&mut command, &[]);
         if !done.as_ref().is_ok_and(ExitStatus::success) && !interrupt::asked() {
             let how = done.map_or_else(|error| error.to_string(), |status| status.to_string());
             let prepare = prepare.shown();
@@ -252,15 +251,8 @@ impl Runs<'_> {
 
 /// Waits with `wait`. If the page sizes are given, measures meanwhile the greatest amount of text that the process and
 /// its descendants have on huge pages.
-fn watched<T, U>(
-    pid: Pid,
-    pages: Option<Pages>,
-    wait: impl FnOnce() -> (T, U),
-) -> (T, U, Option<u64>) {
-    let Some(pages) = pages else {
-        let (waited, lasted) = wait();
-        return (waited, lasted, None);
-    };
+fn watched<T>(pid: Pid, pages: Option<Pages>, wait: impl FnOnce() -> T) -> (T, Option<u64>) {
+    let Some(pages) = pages else { return (wait(), None) };
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let looking = scope.spawn(|| {
@@ -271,14 +263,15 @@ fn watched<T, U>(
                     huge.unwrap_or_default().into_iter().map(|range| range.len()).sum::<u64>()
                 };
                 most = tree.walk(true).iter().map(of).max().unwrap_or(0).max(most);
-                std::thread::sleep(pause);
+                std::thread::park_timeout(pause);
                 pause = (pause * 5 / 4).min(LONGEST_PAUSE);
             }
             most
         });
-        let (waited, lasted) = wait();
+        let waited = wait();
         over.store(true, Ordering::Relaxed);
-        (waited, lasted, looking.join().ok())
+        looking.thread().unpark();
+        (waited, looking.join().ok())
     })
 }
 

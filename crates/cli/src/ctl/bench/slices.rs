@@ -12,7 +12,7 @@ use tiexec_remap::{systemd_units, workers};
 use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Pid, areas, interrupt, process, thp};
 
-use super::child;
+use super::child::{self, Output};
 use super::{Figure, Measured, Rounds, Subject, Workload};
 use crate::ctl::alternate::{self, Arm, must_be_as_switched, must_be_plain};
 use crate::ctl::{attach, command_line_apart, failed, has_text};
@@ -186,13 +186,13 @@ impl Slices<'_> {
             }
             exit::FAILED
         };
-        let output = child::memory("output").map_err(|error| refuse(&error))?;
-        command.stdout(output.try_clone().map_err(|error| refuse(&error))?);
-        let status = child::run(&mut command).map_err(|error| refuse(&error))?;
+        let output = Output::new("output").map_err(|error| refuse(&error))?;
+        command.stdout(output.of_command().map_err(|error| refuse(&error))?);
+        let status = child::run(&mut command, &[&output]).map_err(|error| refuse(&error))?;
         if !status.success() {
             return Err(refuse(&status));
         }
-        last_number(&child::text_of(output)).ok_or_else(|| refuse(&"it printed no number"))
+        last_number(&output.text()).ok_or_else(|| refuse(&"it printed no number"))
     }
 
     /// Reports that the counter has not grown in a slice, so that the slice has no figure. Returns the exit status.

@@ -21,7 +21,7 @@ use super::super::alternate::{self, Arm, must_be_as_switched, must_be_plain};
 use super::super::has_text;
 use super::super::targets::failed;
 use super::builds::OneBuild;
-use super::cpu::CpuTime;
+use super::cpu::{CpuTime, OfProcesses, Used};
 use super::selection::{Selection, used};
 use super::{End, attach};
 use crate::exit;
@@ -106,7 +106,7 @@ impl<'a> Live<'a> {
             let Ok(process) = ProcDir::of(pid) else { continue };
             can_alternate(pid, &process, seen.insert(process.exe_path().unwrap_or_default()))?;
         }
-        let cpu = CpuTime::of(&pids, selection.is_unit());
+        let cpu = CpuTime::of(&pids, selection.unit().as_deref());
         Ok(Self {
             named: selection.is_by_id().then_some(members),
             selection,
@@ -214,7 +214,7 @@ impl<'a> Live<'a> {
 
     /// Returns whether the processes are a whole unit, which the user named.
     pub(super) fn is_of_unit(&self) -> bool {
-        self.selection.is_unit()
+        self.selection.unit().is_some()
     }
 
     pub(super) fn exe(&self) -> &[u8] {
@@ -251,11 +251,13 @@ impl<'a> Live<'a> {
         self.selection.words()
     }
 
-    /// Returns the processor time so far; `None` if it cannot be read.
-    pub(super) fn used(&self) -> Result<Option<Duration>, End> {
+    /// Returns the processor time so far, for a comparison with that at `before`; `None` if it cannot be read.
+    pub(super) fn used(&self, before: Option<&Used>) -> Result<Option<Used>, End> {
         match &self.cpu {
-            cpu @ CpuTime::Cgroup { .. } => Ok(cpu.total(&[])),
-            CpuTime::Processes => Ok(self.cpu.total(&self.pids()?)),
+            cpu @ CpuTime::Cgroup { .. } => Ok(cpu.of_cgroup().map(Used::Cgroup)),
+            CpuTime::Processes => {
+                Ok(Some(Used::Processes(OfProcesses::read(&self.pids()?, before))))
+            }
         }
     }
 

@@ -32,6 +32,7 @@ use tiexec_sys::interrupt;
 use tiexec_sys::procfs::ProcDir;
 use tiexec_tracee::clock;
 
+use self::cpu::Used;
 use self::live::Live;
 use self::selection::Selection;
 use self::source::{Counter, Guard, Refusal, Server};
@@ -667,12 +668,12 @@ impl<'a> Run<'a> {
             self.switch(arm)?;
             self.sleep(self.washout)?;
         }
-        let before = self.look()?;
+        let before = self.look(None)?;
         self.sleep(self.slice)?;
-        let after = self.look()?;
+        let after = self.look(Some(&before.used))?;
         self.live.must_be_as_switched()?;
         let work = after.count - before.count;
-        let used = after.used.checked_sub(before.used).unwrap_or_default().as_secs_f64();
+        let used = after.used.since(&before.used).map_err(Unmeasured::Why)?.as_secs_f64();
         let lasted = (after.at - before.at).as_secs_f64();
         let why = if work < 0.0 {
             format!("it fell from {} to {}", before.count, after.count)
@@ -686,7 +687,7 @@ impl<'a> Run<'a> {
         Err(Unmeasured::Why(why))
     }
 
-    fn look(&mut self) -> Result<Reading, Unmeasured> {
+    fn look(&mut self, before: Option<&Used>) -> Result<Reading, Unmeasured> {
         let asked = Instant::now();
         let count = self.counter.read();
         self.longest_look = self.longest_look.max(asked.elapsed());
@@ -695,7 +696,7 @@ impl<'a> Run<'a> {
                 .map_or(Unmeasured::Why(refusal.why), |signal| Unmeasured::End(End::Signal(signal)))
         })?;
         let unread = || Unmeasured::Why("the processor time cannot be read".to_owned());
-        let used = self.live.used()?.ok_or_else(unread)?;
+        let used = self.live.used(before)?.ok_or_else(unread)?;
         Ok(Reading { count, used, at: Instant::now() })
     }
 
@@ -948,7 +949,7 @@ impl Subject {
 /// The counter and the processor time at one moment.
 struct Reading {
     count: f64,
-    used: Duration,
+    used: Used,
     at: Instant,
 }
 

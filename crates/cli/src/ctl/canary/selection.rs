@@ -13,6 +13,7 @@ use tiexec_sys::procfs::ProcDir;
 
 use crate::ctl::rules::PATIENCE;
 use crate::ctl::targets;
+use crate::ctl::targets::select::with_kind;
 use crate::exit;
 use crate::options::Targets;
 use crate::stdio::warn;
@@ -113,9 +114,10 @@ impl Selection {
         }
     }
 
-    /// Returns whether the selection is a whole unit of systemd.
-    pub(super) fn is_unit(&self) -> bool {
-        matches!(self, Self::Targets(targets) if targets.unit.is_some() || targets.user.is_some())
+    /// Returns the name of the unit of systemd, if the selection is a whole unit.
+    pub(super) fn unit(&self) -> Option<String> {
+        let Self::Targets(targets) = self else { return None };
+        targets.user.as_deref().or(targets.unit.as_deref()).map(with_kind)
     }
 
     /// Returns the arguments of `tiexecctl` that select the same processes.
