@@ -108,7 +108,7 @@ fn what_the_preparation_prints_is_not_in_the_json() {
 fn a_long_output_takes_little_memory() {
     let blocks = "$(stat -L -c %b /proc/self/fd/2)";
     let script = format!(
-        "echo cost 1 >&2; head -c 64M /dev/zero >&2; while [ {blocks} -gt 8192 ]; do sleep 0.05; done; \
+        "echo cost 1 >&2; head -c 8M /dev/zero >&2; while [ {blocks} -gt 8192 ]; do sleep 0.05; done; \
          echo >&2; exec \"$@\" >&2"
     );
     let args = ["bench", "--json", "-r", "6", "-w", "0", "--option=--backing=image", COST];

@@ -246,6 +246,8 @@ fn filters_that_look_at_the_arguments() {
     let pid = held.pid();
     let before = Before::of(pid);
     for round in 1..3 {
+        // After it has woken, it must be in its call again.
+        sleeps(&held);
         let done = attach(pid);
         done.assert_code(1);
         assert!(done.err().contains(": seccomp: ") && done.err().contains("ppoll"), "{done}");

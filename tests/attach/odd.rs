@@ -469,6 +469,10 @@ fn executed_in_a_memfd() {
         assert!(rest.contains("not_selected") && !rest.contains("base_pages"), "{report}");
         assert!(report["restart"].is_null(), "{report}");
     }
+    let doctor = ctl(["doctor", &pid.to_string()]).out();
+    let line =
+        doctor.lines().find(|line| line.contains("of it huge")).expect("a line for the text");
+    assert!(line.ends_with("; nothing to add"), "{doctor}");
     assert_eq!(reports[0]["files"][0]["rest"], reports[1]["files"][0]["rest"]);
     held.finish().assert_code(7);
 }

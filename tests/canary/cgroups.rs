@@ -74,7 +74,7 @@ fn of_a_users_unit_but_not_of_all_users() {
         }
     };
     let (one, other) = (Server::start(100, 0), Server::start(100, 0));
-    let source = || source(&one.canary(&["--max=6s", "--json", "--user", &unit]));
+    let source = || source(&one.canary(&["--max=10s", "--json", "--user", &unit]));
     join(&one, 2001);
     assert_eq!(source(), "cgroup");
     join(&other, 2002);

@@ -285,3 +285,47 @@ fn nothing_is_done_by_a_proc_of_another_pid_namespace() {
         assert!(!String::from_utf8_lossy(&done.stderr).contains("proc_unavailable"), "{done:?}");
     }
 }
+
+#[test]
+fn doctor_says_where_its_capability_does_not_apply() {
+    require!(is_root(), "not root");
+    let inside = Command::new("unshare")
+        .args(["--user", "--map-root-user"])
+        .arg(support::tiexecctl())
+        .arg("doctor")
+        .output()
+        .expect("unshare");
+    let said = out(&inside);
+    let line = said.lines().find(|line| line.contains("CAP_SYS_PTRACE")).expect("a line for it");
+    assert!(line.starts_with("warn") && line.contains("of this user namespace only"), "{said}");
+}
+
+/// The pages of the pool may be those of a database, so the fix adds to them.
+#[test]
+fn pool_without_a_free_page_is_to_be_made_larger() {
+    require!(is_root(), "the hugetlb pool needs root");
+    let mut machine = support::machine::Machine::lock();
+    require!(machine.pool(1), "a huge page cannot be reserved");
+    let pool = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", support::pmd_size() / 1024);
+    let pages = |name| -> u64 {
+        let text = std::fs::read_to_string(format!("{pool}/{name}")).expect("a file of the pool");
+        text.trim().parse().expect("a number")
+    };
+    let len =
+        usize::try_from((pages("free_hugepages") - pages("resv_hugepages")) * support::pmd_size())
+            .expect("a length");
+    let size = (support::pmd_size().trailing_zeros().cast_signed()) << libc::MAP_HUGE_SHIFT;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB | size;
+    // SAFETY: a new mapping, which nothing else refers to. It reserves the pages for this process.
+    let taken = unsafe { libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, flags, -1, 0) };
+    assert_ne!(taken, libc::MAP_FAILED, "the pages of the pool");
+    let said = out(&ctl(&["doctor"]));
+    // SAFETY: the mapping just made, whole.
+    unsafe { libc::munmap(taken, len) };
+    let all = pages("nr_hugepages");
+    let fix = said.split(&format!("the pool has {all} pages, none of them free")).nth(1);
+    let fix = fix.and_then(|rest| rest.split_once("echo ")?.1.lines().next()).expect("a fix");
+    let (more, knob) = fix.split_once(" > ").expect("a command");
+    assert!(more.parse::<u64>().is_ok_and(|more| more > all), "{said}");
+    assert_eq!(knob, format!("{pool}/nr_hugepages"), "{said}");
+}

@@ -42,6 +42,11 @@ impl Rights {
         self.root && !self.capable
     }
 
+    /// Returns whether the capabilities of this process do not apply to all processes of the machine.
+    pub(super) const fn is_enclosed(self) -> bool {
+        self.enclosed
+    }
+
     /// Returns the cause, unless the error already names it, and the fix.
     pub(super) const fn cause_and_fix(self) -> &'static str {
         match self {

@@ -125,8 +125,10 @@ impl Runs<'_> {
             exit::FAILED
         })?;
         let pages = self.pages.filter(|_| warmup);
-        let ((ended, at), huge) = watched(pid, pages, || child::end(pid, &[&output, &errors]));
-        let lasted = at.duration_since(begun);
+        let mut outputs = [output, errors];
+        let ((ended, lasted), huge) =
+            watched(pid, pages, || (child::end(pid, &mut outputs), begun.elapsed()));
+        let [output, errors] = &outputs;
         let (status, used) = ended.map_err(|error| refuse(&error))?;
         let counted = counters.read().since(&before);
         if interrupt::asked() {
@@ -135,7 +137,7 @@ impl Runs<'_> {
         }
 
         let words = errors.text();
-        self.say(arm, &words);
+        self.say(arm, &errors.beginning());
         if !status.success() && !self.options.ignore_failure {
             self.say_failure(arm, status, &words);
             return Err(exit::FAILED);
@@ -180,7 +182,7 @@ impl Runs<'_> {
         let beside = std::io::stderr().as_fd().try_clone_to_owned();
         let beside = beside.map_or_else(|_closed| Stdio::null(), Stdio::from);
         command.args(["-c", prepare]).stdin(Stdio::null()).stdout(beside);
-        let done = child::run(&mut command, &[]);
+        let done = child::run(&mut command, &mut []);
         if !done.as_ref().is_ok_and(ExitStatus::success) && !interrupt::asked() {
             let how = done.map_or_else(|error| error.to_string(), |status| status.to_string());
             let prepare = prepare.shown();

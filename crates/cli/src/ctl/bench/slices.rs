@@ -188,11 +188,12 @@ impl Slices<'_> {
         };
         let output = Output::new("output").map_err(|error| refuse(&error))?;
         command.stdout(output.of_command().map_err(|error| refuse(&error))?);
-        let status = child::run(&mut command, &[&output]).map_err(|error| refuse(&error))?;
+        let mut outputs = [output];
+        let status = child::run(&mut command, &mut outputs).map_err(|error| refuse(&error))?;
         if !status.success() {
             return Err(refuse(&status));
         }
-        last_number(&output.text()).ok_or_else(|| refuse(&"it printed no number"))
+        last_number(&outputs[0].text()).ok_or_else(|| refuse(&"it printed no number"))
     }
 
     /// Reports that the counter has not grown in a slice, so that the slice has no figure. Returns the exit status.

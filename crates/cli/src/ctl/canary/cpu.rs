@@ -1,15 +1,17 @@
 //! The processor time of a canary's processes.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::process::Signal;
 use tiexec_agent::canary::Member;
 use tiexec_core::proc::cgroup::{CgroupFiles, cpu_cgroup};
 use tiexec_core::proc::stat;
-use tiexec_sys::procfs::ProcDir;
+use tiexec_sys::procfs::{ProcDir, every_stat};
 use tiexec_sys::{Pid, process};
 
 /// The source of the processor time.
@@ -100,7 +102,9 @@ impl Used {
             (Self::Cgroup(now), Self::Cgroup(before)) => Ok(now.saturating_sub(*before)),
             (Self::Processes(now), Self::Processes(before)) => {
                 let second = process::ticks(Duration::from_secs(1)).max(1);
-                Ok(Duration::from_secs_f64(now.since(before)? as f64 / second as f64))
+                Ok(Duration::from_secs_f64(
+                    now.since(before, ignores_children)? as f64 / second as f64,
+                ))
             }
             _ => Ok(Duration::ZERO),
         }
@@ -110,6 +114,7 @@ impl Used {
 /// The processor time of processes at one moment, in clock ticks.
 #[derive(Debug)]
 pub(super) struct OfProcesses {
+    /// A moment before the processes were listed.
     at: u64,
     each: BTreeMap<Member, OfOne>,
 }
@@ -121,6 +126,8 @@ struct OfOne {
     own: u64,
     /// Of the children that it has waited for, which have ended.
     children: u64,
+    /// False for a process that is only the child of a selected one.
+    is_selected: bool,
 }
 
 impl OfOne {
@@ -130,81 +137,89 @@ impl OfOne {
 }
 
 impl OfProcesses {
-    /// Reads the time of these processes, and of those of an earlier moment, also if they have ended and nobody has
-    /// waited for them yet.
-    pub(super) fn read(pids: &[Pid], before: Option<&Used>) -> Self {
-        let at = process::ticks_since_boot();
+    /// Reads the time of these processes, of their children, and of the processes of an earlier moment, also if they have
+    /// ended and nobody has waited for them yet. The processes were listed after `at`.
+    pub(super) fn read(pids: &[Pid], at: u64, before: Option<&Used>) -> Self {
+        let selected: BTreeSet<i32> = pids.iter().map(|pid| pid.as_raw_nonzero().get()).collect();
         let earlier = match before {
-            Some(Used::Processes(before)) => before.each.keys().copied().collect(),
-            _ => Vec::new(),
+            Some(Used::Processes(before)) => Some(&before.each),
+            _ => None,
         };
-        let now = pids.iter().filter_map(|pid| {
-            let text = ProcDir::of(*pid).and_then(|process| process.read("stat")).ok()?;
-            Some((pid.as_raw_nonzero().get(), stat::start_time(&text).ok()?))
-        });
-        let mut members: Vec<Member> = now.chain(earlier).collect();
-        // A parent is read before its children. So the time of a child that ends meanwhile is not counted twice.
-        members.sort_by_key(|&(pid, begun)| (begun, pid));
-        members.dedup();
-        let each = members.into_iter().filter_map(|member| Some((member, time_of(member)?)));
-        Self { at, each: each.collect() }
-    }
-
-    /// Returns the clock ticks since an earlier moment.
-    fn since(&self, before: &Self) -> Result<u64, String> {
-        self.must_contain_the_ended(before)?;
-        // A process that began earlier has used time before it was selected.
-        let joined = |member: &&Member| !before.each.contains_key(member) && member.1 < before.at;
-        if let Some((pid, _)) = self.each.keys().find(joined) {
-            return Err(format!(
-                "process {pid} joined the selected processes, and its processor time before that is not known"
-            ));
-        }
-        let total = |of: &Self| of.each.values().map(|one| one.total()).sum::<u64>();
-        Ok(total(self).saturating_sub(total(before)))
-    }
-
-    /// Checks that the time of each ended process has become that of the children of another process: of its parent, or
-    /// of the parent's parent if that has ended as well.
-    fn must_contain_the_ended(&self, before: &Self) -> Result<(), String> {
-        let by_pid: BTreeMap<i32, Member> = before.each.keys().map(|one| (one.0, *one)).collect();
-        let mut inherited: BTreeMap<Member, (u64, i32)> = BTreeMap::new();
-        let lost = |pid: i32| {
-            Err(format!(
-                "process {pid} has ended, and no selected process has waited for it, so its processor time is not known; \
-                 fix: select a whole unit by --unit"
-            ))
-        };
-        for (&(pid, _), ended) in before.each.iter().filter(|(one, _)| !self.each.contains_key(one))
-        {
-            let mut parent = ended.parent;
-            // Each step leads to an older process, unless the number of a process was used again.
-            let heir = (0..before.each.len()).find_map(|_| {
-                let member = by_pid.get(&parent)?;
-                parent = before.each[member].parent;
-                self.each.contains_key(member).then_some(*member)
-            });
-            let Some(heir) = heir else { return lost(pid) };
-            let (ticks, _) = inherited.entry(heir).or_insert((0, pid));
-            *ticks = ticks.saturating_add(ended.total());
-        }
-        for (heir, (ticks, pid)) in inherited {
-            if self.each[&heir].children.saturating_sub(before.each[&heir].children) < ticks {
-                return lost(pid);
+        let mut each = BTreeMap::new();
+        every_stat(|pid, text| {
+            let parent = stat::parent(text).ok().and_then(|parent| i32::try_from(parent).ok());
+            let (Some(parent), Ok(begun), Ok(own), Ok(total)) = (
+                parent,
+                stat::start_time(text),
+                stat::run_time(text),
+                stat::run_time_with_children(text),
+            ) else {
+                return;
+            };
+            let known = earlier.and_then(|earlier| earlier.get(&(pid, begun)));
+            let is_selected = selected.contains(&pid) || known.is_some_and(|one| one.is_selected);
+            if is_selected || known.is_some() || selected.contains(&parent) {
+                let children = total.saturating_sub(own);
+                each.insert((pid, begun), OfOne { parent, own, children, is_selected });
             }
+        });
+        Self { at, each }
+    }
+
+    /// Returns the clock ticks since an earlier moment. `ignores` says whether a process ignores SIGCHLD: the kernel adds
+    /// the time of its children to nobody.
+    fn since(&self, before: &Self, ignores: impl Fn(i32) -> bool) -> Result<u64, String> {
+        let mut sum = 0_i128;
+        for (member, now) in self.each.iter().filter(|(_, now)| now.is_selected) {
+            let earlier = before.each.get(member).map(|one| one.total());
+            if earlier.is_none() && member.1 < before.at {
+                return Err(format!(
+                    "process {} joined the selected processes, and its processor time before that is not known",
+                    member.0
+                ));
+            }
+            sum += i128::from(now.total()) - i128::from(earlier.unwrap_or(0));
         }
-        Ok(())
+        // The growth of the time of each process's children, which contains the time of those that have ended.
+        let heir = |pid: i32| {
+            let of = |(one, now): (&Member, &OfOne)| {
+                let earlier = before.each.get(one)?.children;
+                Some(now.children.saturating_sub(earlier))
+            };
+            let mut all = self.each.range((pid, 0)..=(pid, u64::MAX));
+            all.find(|(_, now)| now.is_selected).and_then(of).filter(|_| !ignores(pid))
+        };
+        let ended = || before.each.iter().filter(|(one, _)| !self.each.contains_key(one));
+        let mut left: BTreeMap<i32, u64> = BTreeMap::new();
+        let mut inherits = |parent: i32, ticks: u64| {
+            let left = match left.entry(parent) {
+                Entry::Occupied(left) => left.into_mut(),
+                Entry::Vacant(new) => new.insert(heir(parent)?),
+            };
+            *left = left.checked_sub(ticks)?;
+            Some(i128::from(ticks))
+        };
+        for ((pid, _), one) in ended().filter(|(_, one)| one.is_selected) {
+            sum -= inherits(one.parent, one.total()).ok_or_else(|| {
+                format!(
+                    "process {pid} has ended, and no selected process has waited for it, so its processor time is not \
+                     known; fix: name a whole unit by --unit"
+                )
+            })?;
+        }
+        // The time that they had used before does not belong to the slice in which they ended.
+        for (_, one) in ended().filter(|(_, one)| !one.is_selected) {
+            sum -= inherits(one.parent, one.total()).unwrap_or(0);
+        }
+        Ok(u64::try_from(sum).unwrap_or(0))
     }
 }
 
-/// Returns the processor time of a process that lives, or that nobody has waited for.
-fn time_of((pid, begun): Member) -> Option<OfOne> {
-    let process = ProcDir::of(Pid::from_raw(pid)?).ok()?;
-    let text = process.read("stat").ok()?;
-    let own = stat::run_time(&text).ok()?;
-    let children = stat::run_time_with_children(&text).ok()?.saturating_sub(own);
-    let parent = i32::try_from(stat::parent(&text).ok()?).unwrap_or(0);
-    (stat::start_time(&text).ok()? == begun).then_some(OfOne { parent, own, children })
+/// Returns whether the process ignores SIGCHLD.
+fn ignores_children(pid: i32) -> bool {
+    let process = Pid::from_raw(pid).and_then(|pid| ProcDir::of(pid).ok());
+    let status = process.and_then(|process| process.status().ok());
+    status.is_some_and(|status| status.ignored >> (Signal::CHILD.as_raw() - 1) & 1 == 1)
 }
 
 /// Most cgroups that are searched.
@@ -230,44 +245,66 @@ fn holds_only(directory: &Path, pids: &[Pid], looked: &mut u32) -> bool {
 mod tests {
     use super::*;
 
-    /// Each process by its PID, which is also its start time, its parent, its own time, and that of its children.
+    /// Each selected process by its PID, which is also its start time, its parent, its own time, and that of its children.
     fn at(at: u64, processes: &[(i32, i32, u64, u64)]) -> OfProcesses {
-        let of = |&(pid, parent, own, children)| {
-            ((pid, u64::from(pid as u32)), OfOne { parent, own, children })
+        let of = |&(pid, parent, own, children): &(i32, i32, u64, u64)| {
+            (
+                (pid, u64::from(pid.unsigned_abs())),
+                OfOne { parent, own, children, is_selected: true },
+            )
         };
         OfProcesses { at, each: processes.iter().map(of).collect() }
     }
 
+    fn lost(since: Result<u64, String>, pid: i32) {
+        let why = since.unwrap_err();
+        assert!(why.starts_with(&format!("process {pid} has ended, and no ")), "{why}");
+    }
+
     #[test]
     fn time_of_ended_processes_counts_or_is_known_to_be_lost() {
-        let before = at(100, &[(10, 1, 50, 0), (20, 10, 30, 7), (30, 20, 5, 0), (40, 1, 9, 0)]);
-        let since = |now: &[(i32, i32, u64, u64)]| at(200, now).since(&before);
-        let other = (40, 1, 10, 0);
+        let (parent, child, other) = ((10, 1, 50, 0), (20, 10, 30, 7), (40, 1, 9, 0));
+        let before = at(100, &[parent, child, (30, 20, 5, 0), other]);
+        let waits = |_| false;
+        let since = |now: &[(i32, i32, u64, u64)]| at(200, now).since(&before, waits);
         // All live, and one was forked.
-        let now = [(10, 1, 51, 0), (20, 10, 30, 7), (30, 20, 6, 0), (150, 10, 4, 0), other];
-        assert_eq!(since(&now), Ok(7));
-        // The parent has waited for the ended child, and then the grandparent for it.
-        assert_eq!(since(&[(10, 1, 50, 0), (20, 10, 31, 14), other]), Ok(4));
-        assert_eq!(since(&[(10, 1, 50, 48), other]), Ok(7));
+        let now = [(10, 1, 51, 0), child, (30, 20, 6, 0), (150, 10, 4, 0), other];
+        assert_eq!(since(&now), Ok(6));
+        // The parent has waited for it.
+        let now = [parent, (20, 10, 31, 14), other];
+        assert_eq!(since(&now), Ok(3));
         // The parent ignores SIGCHLD: the kernel adds the time to nobody.
-        let why = since(&[(10, 1, 60, 20), other]).unwrap_err();
-        assert!(why.contains("fix: select a whole unit"), "{why}");
-        // The parent of 40 is none of the processes.
-        let why = since(
-            &before
-                .each
-                .iter()
-                .map(|(one, it)| (one.0, it.parent, it.own, it.children))
-                .take(3)
-                .collect::<Vec<_>>(),
-        );
-        assert!(why.as_ref().unwrap_err().starts_with("process 40 has ended"), "{why:?}");
+        lost(at(200, &now).since(&before, |pid| pid == 20), 30);
+        lost(since(&[parent, (20, 10, 90, 7), other]), 30);
+        // Parent and child have ended. The kernel gives the child to another process, if it ended last.
+        lost(since(&[(10, 1, 50, 48), other]), 30);
+        // The parent is none of the processes.
+        lost(since(&[parent, child, (30, 20, 5, 0)]), 40);
         // The number of an ended process was used again.
-        let mut now = at(200, &[(10, 1, 50, 0), (20, 10, 30, 7), (30, 20, 5, 0)]);
-        now.each.insert((40, 150), OfOne { parent: 1, own: 1, children: 0 });
-        assert!(now.since(&before).unwrap_err().starts_with("process 40 has ended"));
+        let mut now = at(200, &[parent, child, (30, 20, 5, 0)]);
+        now.each.insert((40, 150), OfOne { parent: 1, own: 1, children: 0, is_selected: true });
+        lost(now.since(&before, waits), 40);
         // One that was there before was selected only now.
-        let now = [(10, 1, 50, 0), (20, 10, 30, 7), (30, 20, 5, 0), (35, 1, 1000, 0), other];
+        let now = [parent, child, (30, 20, 5, 0), (35, 1, 1000, 0), other];
         assert!(since(&now).unwrap_err().starts_with("process 35 joined"));
+    }
+
+    /// A parent that waits late for an ended child, or for one that is not selected, inherits time of earlier slices.
+    #[test]
+    fn earlier_time_of_children_that_are_not_selected_does_not_count() {
+        let with = |is_selected, processes| {
+            let mut of = at(100, processes);
+            of.each.insert((30, 30), OfOne { parent: 10, own: 5000, children: 0, is_selected });
+            of
+        };
+        let before = with(false, &[(10, 1, 50, 0)]);
+        let waits = |_| false;
+        assert_eq!(at(200, &[(10, 1, 51, 5003)]).since(&before, waits), Ok(4));
+        // The kernel has added it to nobody.
+        assert_eq!(at(200, &[(10, 1, 51, 0)]).since(&before, waits), Ok(1));
+        assert_eq!(at(200, &[(10, 1, 51, 3)]).since(&before, |_| true), Ok(4));
+        // It lives, or runs the selected program by now.
+        assert_eq!(with(false, &[(10, 1, 51, 3)]).since(&before, waits), Ok(4));
+        assert_eq!(with(true, &[(10, 1, 51, 3)]).since(&before, waits), Ok(4));
     }
 }

@@ -256,7 +256,14 @@ impl<'a> Live<'a> {
         match &self.cpu {
             cpu @ CpuTime::Cgroup { .. } => Ok(cpu.of_cgroup().map(Used::Cgroup)),
             CpuTime::Processes => {
-                Ok(Some(Used::Processes(OfProcesses::read(&self.pids()?, before))))
+                let read = || {
+                    let at = process::ticks_since_boot();
+                    Ok(Used::Processes(OfProcesses::read(&self.pids()?, at, before)))
+                };
+                let used: Used = read()?;
+                // A process may have ended between the reading of its parent and its own.
+                let is_torn = before.is_some_and(|before| used.since(before).is_err());
+                Ok(Some(if is_torn { read()? } else { used }))
             }
         }
     }

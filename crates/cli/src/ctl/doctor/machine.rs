@@ -307,12 +307,16 @@ fn store() -> Finding {
     }
 }
 
+/// Bytes of text that the pool should have room for: that of most programs.
+const POOL: u64 = 128 << 20;
+
 fn pool(pages: Pages) -> Finding {
     let directory = format!("/sys/kernel/mm/hugepages/hugepages-{}kB", pages.pmd.bytes() >> 10);
     let read = |name| {
         let text = std::fs::read_to_string(format!("{directory}/{name}")).ok()?;
         text.trim().parse::<u64>().ok()
     };
+    let all = read("nr_hugepages").unwrap_or(0);
     match read("free_hugepages").zip(read("resv_hugepages")) {
         None => Finding::new(Level::No, "hugetlb", "the kernel has no hugetlb pages of this size"),
         Some(_) if hugetlb::can_move(pages.pmd).is_err() => Finding::new(
@@ -320,12 +324,18 @@ fn pool(pages: Pages) -> Finding {
             "hugetlb",
             "the kernel moves no pages of the pool (Linux 5.16 does): programs cannot use them",
         ),
+        // Other programs may use all pages of the pool, so the fix makes it larger.
         Some((free, reserved)) if free <= reserved => Finding::new(
             Level::No,
             "hugetlb",
-            "the pool has no free page; only `--backing hugetlb` would use it",
+            format_args!(
+                "the pool has {all} pages, none of them free; only `--backing hugetlb` would use it"
+            ),
         )
-        .fix("echo 64 > /proc/sys/vm/nr_hugepages"),
+        .fix(format_args!(
+            "echo {} > {directory}/nr_hugepages",
+            all + (POOL / pages.pmd.bytes()).max(1)
+        )),
         Some((free, reserved)) => {
             let free = free - reserved;
             let debuggers = match hugetlb::takes_breakpoints(pages.pmd) {
@@ -382,6 +392,12 @@ fn attaching() -> Finding {
     let own = ProcDir::this_process().and_then(|this| this.status()).unwrap_or_default();
     let capable = own.credentials.effective() & CAP_SYS_PTRACE != 0;
     match (ptrace::yama_scope().unwrap_or(0), capable) {
+        (0..3, true) if Rights::own().is_enclosed() => Finding::new(
+            Level::Warn,
+            "attach",
+            "to programs of this user namespace only, where the CAP_SYS_PTRACE of this process applies",
+        )
+        .fix("run it outside of the container, for others"),
         (3.., _) => Finding::new(Level::No, "attach", "kernel.yama.ptrace_scope is 3: to nobody"),
         (_, true) => {
             Finding::new(Level::Ok, "attach", "to programs of every user (CAP_SYS_PTRACE)")

@@ -1,20 +1,14 @@
 //! The findings about one process: its properties, and the obstacles for a launch of its program.
 
-use tiexec_core::addr::{Pages, mib};
-use tiexec_core::config::EdgePolicy;
-use tiexec_core::coverage::coverage;
+use tiexec_core::addr::mib;
 use tiexec_core::elf::{ElfError, ElfHeader};
 use tiexec_core::escape::AsShown;
-use tiexec_core::report::{JitArea, percent};
+use tiexec_core::report::{JitArea, Report, percent};
 use tiexec_core::skip::SkipReason;
-use tiexec_remap::attach::look_at_jit;
-use tiexec_remap::headroom;
-use tiexec_remap::mapped::originals;
-use tiexec_remap::restart;
-use tiexec_remap::workers::Workers;
+use tiexec_remap::{headroom, verify};
 use tiexec_sys::address_space::Memory;
 use tiexec_sys::procfs::ProcDir;
-use tiexec_sys::{Errno, Pid, SysError, areas, ptrace, thp};
+use tiexec_sys::{Errno, Pid, SysError, ptrace, thp};
 
 use super::super::permission::Rights;
 use super::super::{failed, has_text, thread_with_text};
@@ -23,7 +17,8 @@ use super::{Finding, Level};
 pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
     let gone = SysError { call: "open(/proc/PID)", errno: Errno::NOENT };
     let refuse = |error| failed("examine", pid, error);
-    let process = Pid::from_raw(pid).ok_or(gone).and_then(thread_with_text).map_err(refuse)?;
+    let found = Pid::from_raw(pid).ok_or(gone).and_then(|pid| Ok((pid, thread_with_text(pid)?)));
+    let (number, process) = found.map_err(refuse)?;
     let status = process.status().map_err(refuse)?;
     let name = status.name.shown().to_string();
     has_text("examine", pid)?;
@@ -69,7 +64,8 @@ pub(super) fn examine(pid: i32) -> Result<Vec<Finding>, u8> {
     };
     let launches = status.thp_enabled != Some(false);
     let ways = Ways { attach: may_trace.is_ok(), launch: launches.then_some(&name) };
-    findings.extend(text(&process, pages, pid, ways).map_err(refuse)?);
+    let report = verify::inspect(number, &process, pages).map_err(refuse)?;
+    findings.extend(text(&process, &report, ways));
     Ok(findings)
 }
 
@@ -83,7 +79,7 @@ struct Ways<'a> {
 }
 
 impl Ways<'_> {
-    fn fix(self, pid: i32) -> Option<String> {
+    fn fix(self, pid: u32) -> Option<String> {
         Some(match self {
             Self { attach: true, launch: Some(name) } => {
                 format!("tiexecctl attach {pid}, or start it as `tiexec {name} …`")
@@ -131,22 +127,12 @@ fn image(process: &ProcDir) -> Finding {
 }
 
 /// Makes the finding about the amount of huge text, and about the amount that the possible ways could add.
-fn text(
-    process: &ProcDir,
-    pages: Pages,
-    pid: i32,
-    ways: Ways<'_>,
-) -> Result<Vec<Finding>, SysError> {
-    let entries = areas::look(process, pages)?.areas;
-    let files =
-        coverage(&entries, pages, &[], &originals(process, &Workers::none(), &entries, pages));
-    let sum = |field: fn(&tiexec_core::coverage::FileCoverage) -> u64| {
-        files.iter().map(field).sum::<u64>()
-    };
-    let (text, huge) = (sum(|file| file.text_bytes), sum(|file| file.huge_bytes));
+fn text(process: &ProcDir, report: &Report, ways: Ways<'_>) -> Vec<Finding> {
+    let Report { pid, text_bytes: text, huge_bytes: huge, .. } = *report;
     let figures =
         format!("{} MiB, {} MiB of it huge ({} %)", mib(text), mib(huge), percent(huge, text));
-    let on_base_pages: u64 = files
+    let on_base_pages: u64 = report
+        .files
         .iter()
         .flat_map(|file| &file.rest)
         .filter(|rest| rest.reason == SkipReason::BasePages)
@@ -163,9 +149,9 @@ fn text(
         let what = format_args!("{figures}; {} MiB more could be", mib(on_base_pages));
         Finding { fix: ways.fix(pid), ..Finding::new(Level::Warn, "text", what) }
     });
-    if let Some(restart) = restart::gain(process, &files, EdgePolicy::default(), pages) {
+    if let Some(restart) = &report.restart {
         let [here, launch] = [restart.here_bytes, restart.launch_bytes].map(mib);
-        let (path, command) = (restart.path.shown(), restart.command);
+        let (path, command) = (restart.path.shown(), &restart.command);
         findings.push(Finding::new(
             Level::No,
             "start",
@@ -174,8 +160,7 @@ fn text(
             ),
         ));
     }
-    let jit = look_at_jit(process, &entries, pages).unwrap_or_default();
-    if let Some((huge, populated)) = JitArea::sums(&jit) {
+    if let Some((huge, populated)) = JitArea::sums(&report.jit) {
         let figures = format!(
             "{} MiB of code that it makes itself, {} MiB of it huge",
             mib(populated),
@@ -188,7 +173,7 @@ fn text(
             Finding::new(Level::No, "jit", figures).fix(fix)
         });
     }
-    let copied = sum(|file| file.copied_bytes);
+    let copied = report.files.iter().map(|file| file.copied_bytes).sum::<u64>();
     findings.push(if copied == 0 {
         Finding::new(Level::Ok, "maps", "its maps name the files that its text is of")
     } else {
@@ -210,5 +195,5 @@ fn text(
         Err(failure) => Finding::new(Level::Warn, "memory", failure.detail)
             .fix("raise memory.max (systemd: MemoryMax=)"),
     });
-    Ok(findings)
+    findings
 }
