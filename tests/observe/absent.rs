@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use support::attaching::ctl;
+use support::attaching::{ctl, json};
 use support::child::{eventually, state};
 use support::{Kind, Run, installed, is_root, program, require};
 
@@ -93,7 +93,11 @@ fn a_kernel_thread() {
 /// `/proc/PID` shows no data of such a process, but its other threads continue.
 #[test]
 fn a_process_without_its_first_thread_is_there() {
-    let held = Run::new(program("situations", Kind::DynamicPie), ["leader"]).plain().hold();
+    // No other process of the tests runs this file.
+    let directory = tempfile::tempdir().expect("a directory");
+    let copy = directory.path().join("leader");
+    std::fs::copy(program("situations", Kind::DynamicPie), &copy).expect("a copy");
+    let held = Run::new(&copy, ["leader"]).plain().hold();
     let pid = held.pid();
     eventually("the first thread has ended", || state(pid) == Some('Z'));
     for command in ["inspect", "doctor"] {
@@ -102,5 +106,10 @@ fn a_process_without_its_first_thread_is_there() {
         assert!(!done.out().contains("text 0.0 MiB"), "{done}");
         assert!(!done.out().contains(" 0.0 MiB, 0.0 MiB of it huge"), "{done}");
     }
+    let status = json(&ctl(["status", "--json"]));
+    let programs = status["programs"].as_array().expect("programs");
+    let is_its = |row: &&serde_json::Value| row["exe"] == copy.to_string_lossy().as_ref();
+    let row = programs.iter().find(is_its).expect("a row of its program");
+    assert!(row["text_bytes"].as_u64().is_some_and(|bytes| bytes > 0), "{row}");
     held.finish().assert_code(7);
 }

@@ -78,6 +78,21 @@ fn attaches_and_reverts() {
 }
 
 #[test]
+fn shows_a_process_without_its_first_thread() {
+    require!(installed("tmux").is_some(), "no tmux");
+    let held = Run::new(program("situations", Kind::DynamicPie), ["leader"]).plain().hold();
+    let pid = held.pid();
+    eventually("the first thread has ended", || support::child::state(pid) == Some('Z'));
+    let screen = top(80, 24, &[]);
+    screen.go();
+    choose(&screen, pid);
+    let shown = row(&screen, pid, "its text", |row| row[1] != "...");
+    assert!(shown[1].parse::<f64>().is_ok_and(|mib| mib > 0.0), "{shown:?}");
+    screen.keys(&["q"]).wait_for("ended 0");
+    end(held);
+}
+
+#[test]
 fn shows_files_reasons_and_the_model() {
     require!(installed("tmux").is_some(), "no tmux");
     require!(is_root(), "to sample takes root, or a setting");

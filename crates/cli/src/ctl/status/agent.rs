@@ -59,15 +59,28 @@ pub(super) struct Scanned {
 }
 
 impl Scanned {
-    /// Describes the programs that would gain, with the next command.
+    /// Describes the programs that would gain, or may gain, with the next command.
     pub(super) fn in_words(&self) -> String {
         let programs = self.table["programs"].as_array().map(Vec::as_slice).unwrap_or_default();
-        let gains: Vec<&Value> =
-            programs.iter().filter(|row| row["estimate"]["next"].is_string()).collect();
+        let found = programs.iter().filter(|row| row["estimate"]["next"].is_string());
+        let is_few = |row: &&Value| row["estimate"]["few_samples"] == true;
+        let (few, gains): (Vec<&Value>, Vec<&Value>) = found.partition(is_few);
         let when = since(self.when);
         if gains.is_empty() {
-            return format!("{when}: no program would gain");
+            let few = counted(few.len(), "program", "programs");
+            return match few.as_str() {
+                "0 programs" if programs.iter().all(|row| row["estimate"].is_null()) => {
+                    format!("{when}: no program was busy enough for an estimate")
+                }
+                "0 programs" => format!("{when}: no program would gain"),
+                few => format!(
+                    "{when}: {few} had too few samples to tell; next: tiexecctl scan --duration 60s"
+                ),
+            };
         }
+        let is_sure = |row: &&Value| row["estimate"]["verdict"] == "worth_it";
+        let splits = self.table["host_splits"] == true;
+        let would = if !splits && gains.iter().all(is_sure) { "would" } else { "may" };
         let one = |row: &&Value| {
             // The name of a user's unit begins with the user's manager.
             let of_path = || row["exe"].as_str()?.rsplit('/').next();
@@ -78,7 +91,9 @@ impl Scanned {
         let more = if gains.len() > SHOWN { ", ..." } else { "" };
         let programs = counted(gains.len(), "program", "programs");
         let first = first.join(", ");
-        format!("{when}: {programs} would save processor time: {first}{more}; next: tiexecctl scan")
+        format!(
+            "{when}: {programs} {would} save processor time: {first}{more}; next: tiexecctl scan"
+        )
     }
 }
 
@@ -191,16 +206,30 @@ mod tests {
     fn a_scan_in_words() {
         let row = |unit: Option<&str>, saves: f64, next: Option<&str>| {
             serde_json::json!({
-                "unit": unit, "exe": "/usr/bin/node", "saves": saves, "estimate": { "next": next },
+                "unit": unit, "exe": "/usr/bin/node", "saves": saves,
+                "estimate": { "verdict": "worth_it", "few_samples": false, "next": next },
             })
         };
-        let said = |programs: Vec<Value>| {
-            let table = serde_json::json!({ "programs": programs });
+        let on = |programs: Vec<Value>, host_splits: bool| {
+            let table = serde_json::json!({ "programs": programs, "host_splits": host_splits });
             Scanned { when: crate::ctl::date::seconds(), table }.in_words()
         };
+        let said = |programs: Vec<Value>| on(programs, false);
         let idle =
             serde_json::json!({ "unit": null, "exe": "/bin/x", "saves": null, "estimate": null });
-        assert!(said(vec![row(None, 0.5, None), idle]).ends_with(" ago: no program would gain"));
+        let nothing = said(vec![row(None, 0.5, None), idle.clone()]);
+        assert!(nothing.ends_with(" ago: no program would gain"), "{nothing}");
+        assert!(said(vec![idle]).ends_with(" ago: no program was busy enough for an estimate"));
+        let mut few = row(None, 0.1, Some("tiexecctl advise --duration 60s 7"));
+        few["estimate"]["few_samples"] = true.into();
+        let text = said(vec![few.clone()]);
+        assert!(text.contains(" ago: 1 program had too few samples to tell; next: "), "{text}");
+        let mut maybe = row(None, 0.02, Some("tiexecctl canary 7"));
+        let splits = on(vec![maybe.clone(), few], true);
+        assert!(splits.contains(": 1 program may save processor time: node 2.0 %;"), "{splits}");
+        maybe["estimate"]["verdict"] = "maybe".into();
+        let text = said(vec![maybe, row(None, 0.03, Some("x"))]);
+        assert!(text.contains(": 2 programs may save processor time: "), "{text}");
         let gains = |count: usize| vec![row(None, 0.018, Some("tiexecctl attach 7")); count];
         let text = said(gains(1));
         assert!(

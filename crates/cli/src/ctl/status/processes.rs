@@ -16,6 +16,7 @@ use tiexec_sys::procfs::ProcDir;
 use tiexec_sys::{Errno, areas, process, thp};
 
 use crate::ctl::families::Copies;
+use crate::ctl::thread_with_text;
 
 /// The time limit to examine one process with other credentials.
 pub(in crate::ctl) const PATIENCE: Duration = Duration::from_secs(2);
@@ -91,8 +92,19 @@ impl All {
         // cause only one such delay.
         let mut silent: HashSet<Vec<u32>> = HashSet::new();
         for (pid, process) in ProcDir::every() {
-            let Ok(status) = process.status() else { continue };
-            if !status.has_mm || pid == process::this() {
+            let Ok(mut status) = process.status() else { continue };
+            if pid == process::this() {
+                continue;
+            }
+            let identity = Identity::of(&process);
+            let mut process = process;
+            if !status.has_mm && status.threads > 1 {
+                // Its first thread has ended, and the others go on.
+                let other = thread_with_text(pid).and_then(|it| Ok((it.status()?, it)));
+                let Ok(other) = other else { continue };
+                (status, process) = other;
+            }
+            if !status.has_mm {
                 continue;
             }
             progress(all.seen.len());
@@ -101,7 +113,6 @@ impl All {
                 all.silent += 1;
                 continue;
             }
-            let identity = Identity::of(&process);
             let told = match workers::is_of_others(&process) {
                 false => look_at(&process),
                 true => match workers::apart(PATIENCE, || look_at(&process)) {

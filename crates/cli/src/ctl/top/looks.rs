@@ -14,6 +14,7 @@ use tiexec_sys::procfs::ProcDir;
 
 use super::processes::{Identity, Looked, Process, Processes};
 use crate::ctl::status::processes::{PATIENCE, Told, look_at};
+use crate::ctl::thread_with_text;
 
 /// The share of one processor that looks may use once the screen is filled.
 const SHARE: f64 = 0.002;
@@ -187,7 +188,8 @@ fn note(process: &mut Process, looked: Looked) {
 fn look_at_all(pids: &[i32], limit: Option<Duration>, answers: &Sender<'_, Answer>) {
     for &pid in pids {
         let process = Pid::from_raw(pid).and_then(|pid| ProcDir::of(pid).ok());
-        let told = process.as_ref().map_or(Told::Gone, look_at);
+        let shown = Pid::from_raw(pid).and_then(|pid| thread_with_text(pid).ok());
+        let told = shown.as_ref().map_or(Told::Gone, look_at);
         let identity = process.as_ref().and_then(Identity::again);
         let spent = clock_gettime(ClockId::ProcessCPUTime);
         let spent = Duration::try_from(spent).unwrap_or_default();

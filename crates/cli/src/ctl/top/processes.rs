@@ -13,6 +13,7 @@ use tiexec_sys::procfs::{self, ProcDir};
 use tiexec_sys::{Pid, process};
 
 use crate::ctl::status::processes::{Text, TextSum};
+use crate::ctl::thread_with_text;
 
 /// The shortest time over which the use of the processor is measured: a clock tick is a hundredth of a second.
 const SHORTEST: Duration = Duration::from_millis(250);
@@ -128,6 +129,13 @@ impl Process {
     }
 }
 
+/// Returns the directory and the `stat` of a thread that lives, for a process whose first thread has ended.
+fn another_thread(number: i32) -> Option<(ProcDir, Vec<u8>)> {
+    let thread = thread_with_text(Pid::from_raw(number)?).ok()?;
+    let text = thread.read("stat").ok()?;
+    Some((thread, text))
+}
+
 /// All processes except this one and the kernel's threads, by their IDs.
 #[derive(Debug, Default)]
 pub(super) struct Processes {
@@ -141,15 +149,26 @@ impl Processes {
         let mut before = std::mem::take(&mut self.all);
         let this = process::this().as_raw_nonzero().get();
         procfs::every_stat(|number, text| {
-            let Ok(summary) = stat::summary(text) else { return };
-            if summary.size == 0 || number == this {
+            let Ok(mut summary) = stat::summary(text) else { return };
+            if number == this {
+                return;
+            }
+            let mut other = None;
+            if summary.size == 0 && stat::state(text).is_ok_and(|state| state == b'Z') {
+                other = another_thread(number);
+                let of_other = other.as_ref().and_then(|(_, text)| stat::summary(text).ok());
+                summary.size = of_other.map_or(0, |other| other.size);
+            }
+            if summary.size == 0 {
                 return;
             }
             let known = before.remove(&number).filter(|it| it.identity == Identity::of(&summary));
             let process = match known {
                 None => {
                     let directory = Pid::from_raw(number).and_then(|pid| ProcDir::of(pid).ok());
-                    let Some(directory) = directory else { return };
+                    let Some(directory) = other.map(|(other, _)| other).or(directory) else {
+                        return;
+                    };
                     Process::new(&directory, &summary)
                 }
                 Some(mut process) => {
