@@ -72,6 +72,12 @@ fn of_a_process() {
     ctl(["report", "--svg", "--duration", "1s", "-o", &out, &pid]).assert_code(0).assert_silent();
     let svg = std::fs::read_to_string(&file).expect("plots");
     assert!(svg.starts_with("<svg xmlns") && svg.contains("coverage"), "{svg}");
+
+    // A short sampling gives no figure: neither in words nor as a bar.
+    ctl(["report", "--duration", "50ms", "-o", &out, &pid]).assert_code(0).assert_silent();
+    let html = std::fs::read_to_string(&file).expect("a page");
+    assert!(html.contains(">maybe: too few samples to tell<"), "{html}");
+    assert!(!html.contains("The bar is the share"), "{html}");
 }
 
 #[test]

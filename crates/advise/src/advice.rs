@@ -430,6 +430,13 @@ impl TextAdvice {
 /// Files with fewer of the samples are summed up in one line of the table.
 const SMALL_SHARE: f64 = 0.01;
 
+impl Advice {
+    /// Returns whether there are too few samples for a figure.
+    pub fn has_few_samples(&self) -> bool {
+        self.judgement.verdict == Verdict::Maybe && self.sampling.samples < ENOUGH_SAMPLES
+    }
+}
+
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Sampling { clock, frequency, duration_ms, samples, lost, processes } = &self.sampling;
@@ -505,7 +512,7 @@ impl fmt::Display for Advice {
                 "{verdict}: huge pages save about {} % of its time in user mode",
                 percent(*saved)
             )?;
-        } else if *verdict == Verdict::Maybe && self.sampling.samples < ENOUGH_SAMPLES {
+        } else if self.has_few_samples() {
             writeln!(f, "{verdict}: too few samples to tell")?;
         } else {
             let (saving, least, most) = (percent(*saving), percent(*least), percent(*most));

@@ -23,6 +23,18 @@ pub struct Scan {
     pub host_splits: bool,
     /// The programs: the one that saves most is the first.
     pub programs: Vec<Program>,
+    /// Samples of other processes, or of processes that began meanwhile.
+    #[serde(default)]
+    pub other_samples: u64,
+    /// Processes that could not be sampled, because the user had too few descriptors or rights.
+    #[serde(default)]
+    pub not_sampled: usize,
+    /// Processes that the user may not examine.
+    #[serde(default)]
+    pub not_permitted: usize,
+    /// Processes that blocked the reader for too long, together with other processes of their users.
+    #[serde(default)]
+    pub silent: usize,
 }
 
 impl Scan {
@@ -39,6 +51,9 @@ pub struct Sampling {
     pub samples: u64,
     /// Processes that were seen executing.
     pub processes: usize,
+    /// Records that were lost.
+    #[serde(default)]
+    pub lost: u64,
 }
 
 /// A program.

@@ -517,6 +517,28 @@ mod tests {
     }
 
     #[test]
+    fn a_scan_says_what_it_leaves_out() {
+        let mut found = scan(0, 0);
+        let sampling =
+            serde_json::json!({ "duration_ms": 1000, "samples": 90, "processes": 1, "lost": 7 });
+        let more =
+            [("not_sampled", 2), ("not_permitted", 300), ("silent", 1), ("other_samples", 10)];
+        more.into_iter().for_each(|(key, count)| found[key] = count.into());
+        found["sampling"] = sampling;
+        let html = page_of(found, Subject::Scan).to_html();
+        for words in [
+            "<p class=\"verdict\">nothing gains of what could be examined</p>",
+            "or no right: 2.",
+            "by the user of the scan: 300.",
+            "in time: 1.",
+            "10 % of all samples are of other processes",
+            "7 records were lost",
+        ] {
+            assert!(html.contains(words), "{words}: {html}");
+        }
+    }
+
+    #[test]
     fn a_scan_says_that_the_host_splits_huge_pages() {
         let splits = "the host of this machine splits huge pages";
         let mut found = scan(2, 0);

@@ -22,7 +22,9 @@ fn saving(process: &Process) -> Saving {
 
 pub(super) fn plots(process: &Process) -> Vec<Plot> {
     let Process { advice, coverage, heat, .. } = process;
-    let mut all = vec![plots::savings(&[saving(process)]), plots::bars(coverage)];
+    let savings = (!advice.has_few_samples()).then(|| plots::savings(&[saving(process)]));
+    let mut all: Vec<Plot> = savings.into_iter().collect();
+    all.push(plots::bars(coverage));
     all.extend(plots::maps(heat));
     all.push(plots::curves(heat, &advice.itlb));
     all
@@ -67,13 +69,13 @@ fn saved(html: &mut String, data: &Data<'_>, process: &Process) {
     let (saved, at) =
         if is_done { ("huge pages save about", "saved") } else { ("about", "saving") };
     let judgement = |key: &str| data.percent(&format!("/process/advice/judgement/{key}"));
-    let _infallible = write!(
-        html,
-        "<p class=\"verdict\">{}: {saved} {} of its time in user mode",
-        advice.judgement.verdict,
-        judgement(at)
-    );
-    let range = saving(process).range;
+    let is_few = advice.has_few_samples();
+    let about = match is_few {
+        true => "too few samples to tell".to_owned(),
+        false => format!("{saved} {} of its time in user mode", judgement(at)),
+    };
+    let _infallible = write!(html, "<p class=\"verdict\">{}: {about}", advice.judgement.verdict);
+    let range = saving(process).range.filter(|_| !is_few);
     if range.is_some() {
         let (least, most) = (judgement("saving_range/0"), judgement("saving_range/1"));
         let _infallible = write!(
@@ -94,7 +96,10 @@ fn saved(html: &mut String, data: &Data<'_>, process: &Process) {
         },
     );
 
-    let mut content = plots::savings(&[saving(process)]).to_html();
+    let mut content = match is_few {
+        true => "<p>There are too few samples for an estimate of the time.</p>\n".to_owned(),
+        false => plots::savings(&[saving(process)]).to_html(),
+    };
     let now = coverage.by_backing.keys().map(ToString::to_string);
     let now = now.map(|backing| {
         let at = format!("/process/coverage/by_backing/{backing}/cost_bytes");
@@ -106,6 +111,7 @@ fn saved(html: &mut String, data: &Data<'_>, process: &Process) {
     });
     let rows: Vec<_> = now.chain(then).collect();
     let mut explained = match (is_done, range) {
+        _ if is_few => "",
         (true, _) => "The bar is the share of its time in user mode that the present huge pages save.",
         (false, Some(_)) => {
             "The bar is the share of its time in user mode that the recommended way is expected to save. The \

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use tiexec_core::addr::mib;
+use tiexec_core::report::percent;
 
 use super::plots::{self, Plot};
 use super::{Data, Saving, escape, heading, section, sorted_by, table};
@@ -37,6 +38,7 @@ fn verdict(scan: &Scan, gaining: usize, few: usize) -> String {
     };
     let mut html = match gaining {
         0 if few > 0 => "no program is known to gain".to_owned(),
+        0 if unseen(scan) > 0 => "nothing gains of what could be examined".to_owned(),
         0 => "nothing gains".to_owned(),
         count if scan.host_splits => format!("{} may gain", programs(count)),
         count => format!("{} would gain", programs(count)),
@@ -50,6 +52,37 @@ fn verdict(scan: &Scan, gaining: usize, few: usize) -> String {
                  program before you change it</small>";
     }
     html
+}
+
+/// Returns the number of processes that the scan knows nothing about.
+fn unseen(scan: &Scan) -> usize {
+    scan.not_sampled + scan.not_permitted + scan.silent
+}
+
+/// Says in HTML what the table leaves out, and why its shares may be off.
+fn left_out(scan: &Scan) -> String {
+    let processes = [
+        (scan.not_sampled, "could not be sampled: too many threads for ulimit -n, or no right"),
+        (scan.not_permitted, "may not be examined by the user of the scan"),
+        (scan.silent, "are of users one of whose processes could not be examined in time"),
+    ];
+    let mut lines: Vec<String> = processes
+        .into_iter()
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, why)| format!("Processes that {why}: {count}."))
+        .collect();
+    let sampling = scan.sampling.as_ref();
+    let all = sampling.map_or(0, |sampling| sampling.samples).saturating_add(scan.other_samples);
+    if scan.other_samples > all / 20 {
+        let share = percent(scan.other_samples, all);
+        lines.push(format!(
+            "{share} % of all samples are of other processes, or of processes that began meanwhile."
+        ));
+    }
+    if let Some(lost) = sampling.map(|sampling| sampling.lost).filter(|&lost| lost > 0) {
+        lines.push(format!("{lost} records were lost, so the shares may be off."));
+    }
+    lines.iter().map(|line| format!("<p class=\"quiet\">{line}</p>\n")).collect()
 }
 
 /// Returns the unit or, without one, the name of the program's file.
@@ -107,7 +140,8 @@ pub(super) fn html(data: &Data<'_>, scan: &Scan) -> String {
     }
     section(&mut html, "Processor time saved", false, explained, &content);
     let explained = "CPU and what it saves are shares of one processor, in user mode. Memory is what the way would take.";
-    section(&mut html, "Programs", true, explained, &table_of_programs(data, scan));
+    let programs = table_of_programs(data, scan) + &left_out(scan);
+    section(&mut html, "Programs", true, explained, &programs);
     html
 }
 
