@@ -266,9 +266,12 @@ fn doctor_names_a_proc_of_another_pid_namespace() {
 #[test]
 fn nothing_is_done_by_a_proc_of_another_pid_namespace() {
     require!(is_root(), "not root");
-    for command in ["inspect", "doctor", "advise", "attach", "revert", "rules check"] {
+    let of_process = ["inspect", "doctor", "advise", "attach", "revert", "rules check"];
+    let of_process = of_process.map(|command| (format!("{command} $$"), "process 1"));
+    let of_all = [("scan --duration 1s".to_owned(), "the processes")];
+    for (command, whom) in of_process.into_iter().chain(of_all) {
         let run = |before: &str| {
-            let script = format!("{before} \"$0\" {command} $$");
+            let script = format!("{before} \"$0\" {command}");
             let front = ["--mount", "--pid", "--fork", "--kill-child", "sh", "-c", &script];
             let mut unshare = Command::new("unshare");
             unshare.args(front).arg(support::tiexecctl()).env_remove("TIEXEC");
@@ -279,8 +282,8 @@ fn nothing_is_done_by_a_proc_of_another_pid_namespace() {
         assert_eq!(out(&refused), "");
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         let (what, fix) = said.trim_end().split_once("; fix: ").expect("a fix");
-        let why = "process 1: proc_unavailable: /proc is that of another PID namespace";
-        assert!(what.ends_with(why), "{said}");
+        let why = format!("{whom}: proc_unavailable: /proc is that of another PID namespace");
+        assert!(what.ends_with(&why), "{said}");
         let done = run(&format!("{fix};"));
         assert!(!String::from_utf8_lossy(&done.stderr).contains("proc_unavailable"), "{done:?}");
     }

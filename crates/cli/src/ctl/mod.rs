@@ -29,6 +29,7 @@ mod top;
 mod warm;
 
 use std::borrow::Cow;
+use std::fmt::Display;
 use std::io::IsTerminal;
 use std::path::Path;
 
@@ -177,14 +178,7 @@ fn has_text(doing: &str, pid: i32) -> Result<(), u8> {
 /// As [`has_text`], but silent about an ended process that the user has not `named`, because a unit may have short-lived
 /// helpers.
 fn has_text_of(doing: &str, pid: i32, named: bool) -> Result<(), u8> {
-    if procfs::is_of_another_namespace() {
-        let reason = FailureKind::ProcUnavailable.as_str();
-        warn(format_args!(
-            "cannot {doing} process {pid}: {reason}: {}",
-            procfs::OF_ANOTHER_NAMESPACE
-        ));
-        return Err(exit::FAILED);
-    }
+    numbers_agree(doing, format_args!("process {pid}"))?;
     let absence = Pid::from_raw(pid).map_or(Some(Absence::NoProcess), Absence::of);
     let Some(absence) = absence else { return Ok(()) };
     let has_ended = !matches!(absence, Absence::KernelThread);
@@ -192,6 +186,19 @@ fn has_text_of(doing: &str, pid: i32, named: bool) -> Result<(), u8> {
         warn(format_args!("cannot {doing} process {pid}: {absence}"));
     }
     Err(if has_ended { exit::GONE } else { exit::FAILED })
+}
+
+/// Checks that a PID of `/proc` names the same process in a system call.
+///
+/// # Errors
+/// The exit status. The message is on stderr already.
+fn numbers_agree(doing: &str, what: impl Display) -> Result<(), u8> {
+    if !procfs::is_of_another_namespace() {
+        return Ok(());
+    }
+    let (reason, why) = (FailureKind::ProcUnavailable.as_str(), procfs::OF_ANOTHER_NAMESPACE);
+    warn(format_args!("cannot {doing} {what}: {reason}: {why}"));
+    Err(exit::FAILED)
 }
 
 /// Opens the `/proc` directory of a process's first live thread.

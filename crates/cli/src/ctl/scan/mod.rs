@@ -28,7 +28,7 @@ use tiexec_tracee::clock;
 use super::advise::{self, Machine, clock_in_words};
 use super::progress::{self, Progress};
 use super::status::processes::All;
-use super::{origin, pages, print};
+use super::{numbers_agree, origin, pages, print};
 use crate::exit;
 use crate::options;
 
@@ -121,7 +121,7 @@ impl Row {
 
 /// Runs `scan`; returns the exit status.
 pub(super) fn run(options: options::Scan) -> u8 {
-    let pages = match pages("scan") {
+    let pages = match numbers_agree("scan", "the processes").and_then(|()| pages("scan")) {
         Ok(pages) => pages,
         Err(status) => return status,
     };
