@@ -310,7 +310,7 @@ fn a_user_has_a_store_of_their_own() {
     // A file that the user may not read stays unread.
     chmod(&original, 0o711);
     let done = as_nobody(&public, &["add", &file], runtime);
-    done.assert_code(1);
+    done.assert_code(5);
     assert!(done.err().contains("unreadable_image"), "{done}");
     // Since the chmod the first original counts as another file. A prune by the user nobody does not affect root's
     // store.

@@ -114,6 +114,35 @@ fn now_attaches_and_restarts_nothing() {
     assert!(systemd.huge(unit) > 0, "without --now the running service is left as it is");
 }
 
+/// TiExec's unit waits for the program that a script executes. Such a wait must not outlast a `disable --now`.
+#[test]
+fn nothing_is_attached_after_disable_now() {
+    require!(can_boot(), "{NEEDS}");
+    let systemd = Systemd::boot();
+    install(&program_big("hold", Kind::StaticNoPie, 6), &systemd.path("/opt/hold"), 0o755);
+    systemd.run(["mkfifo", "/run/line"]).assert_code(0);
+    // The script stays, so the wait lasts for a minute.
+    let command = "/bin/sh -c '/opt/hold 7 0<>/run/line; exit 0'";
+    let text = format!("[Service]\nExecStart={command}\n");
+    for name in ["script", "script@"] {
+        systemd.write_unit(&format!("{UNITS}/{name}.service"), &text);
+    }
+    for (unit, enabled, ours) in [
+        ("script.service", "script.service", "tiexec@script.service"),
+        ("script@a.service", "script@.service", "tiexec-script@a.service"),
+    ] {
+        systemd.ctl(["enable", enabled, "--", "--backing=image"]).assert_code(0);
+        systemd.start(unit);
+        let state = || systemd.property(ours, "ActiveState");
+        eventually("the unit beside it waits", || state() == "active");
+        systemd.ctl(["disable", "--now", enabled]).assert_code(0);
+        assert_eq!(state(), "inactive", "{}", systemd.log(ours));
+        assert_eq!(systemd.huge(unit), 0, "{unit}");
+        assert_ne!(systemd.property(ours, "Result"), "timeout", "{}", systemd.log(ours));
+    }
+    systemd.assert_nothing_failed();
+}
+
 #[test]
 fn a_service_of_which_nothing_can_be_huge_is_told() {
     require!(can_boot(), "{NEEDS}");
@@ -144,6 +173,12 @@ fn a_service_of_which_nothing_can_be_huge_is_told() {
     });
     assert_eq!(json(&done), wanted, "{done}");
     systemd.run(["sh", "-c", fix]).assert_code(0).assert_silent();
+    // The fix keeps what the command asked for.
+    systemd.ctl(["disable", "holds"]).assert_code(0);
+    let kept = ["enable", "--runtime", "--warm", "holds", "--", "--edges", "conservative"];
+    let kept = systemd.ctl(kept).assert_code(0).err();
+    let fix_of_all = "tiexecctl enable --runtime --warm holds.service -- --edges=aggressive";
+    assert!(kept.contains(&format!("; fix: {fix_of_all}\n")), "{kept}");
     // Nobody knows the text of a service that does not run.
     systemd.systemctl(["stop", "sleeps"]).assert_code(0);
     systemd.ctl(["enable", "sleeps"]).assert_code(0).assert_silent();

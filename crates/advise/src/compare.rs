@@ -163,6 +163,11 @@ impl Comparison {
         (rounds <= MOST_ROUNDS).then(|| (rounds / step).ceil() * step)
     }
 
+    /// Returns whether the interval leaves room for a difference of [`SMALL`] in both directions.
+    fn is_wide(ratio: Ratio) -> bool {
+        ratio.high / ratio.low > (1.0 + SMALL).powi(2)
+    }
+
     /// Describes [`Comparison::rounds_needed`] in words.
     fn enough_rounds(&self, ratio: Ratio, round_s: Option<f64>) -> String {
         let share = SMALL * 100.0;
@@ -184,8 +189,8 @@ impl Comparison {
                 "cannot tell: a figure is zero, or nearly all rounds are the same".to_owned()
             }
             (Finding::NoDifference, Some(ratio)) => {
-                let wide = ratio.high / ratio.low > (1.0 + SMALL).powi(2);
-                let more = wide.then(|| "; ".to_owned() + &self.enough_rounds(ratio, round_s));
+                let more = Self::is_wide(ratio)
+                    .then(|| "; ".to_owned() + &self.enough_rounds(ratio, round_s));
                 format!(
                     "no difference seen: between {} and {} times{}",
                     times(ratio.low),
@@ -425,13 +430,15 @@ impl Bench {
             words,
             command: rounds.and_then(|rounds| self.again(rounds)),
         };
+        let longer = |ratio| {
+            let words = format!("measure again: {}.", first.enough_rounds(ratio, self.round_s));
+            again(words, first.rounds_needed(ratio))
+        };
         Some(match (first.finding, first.is_better(), first.ratio) {
             (_, Some(true), _) => Next::command("use it:", use_it()),
             (_, Some(false), _) => Next::words("leave it plain."),
-            (Finding::TooNoisy, _, Some(ratio)) => {
-                let words = format!("measure again: {}.", first.enough_rounds(ratio, self.round_s));
-                again(words, first.rounds_needed(ratio))
-            }
+            (Finding::TooNoisy, _, Some(ratio)) => longer(ratio),
+            (Finding::NoDifference, _, Some(ratio)) if Comparison::is_wide(ratio) => longer(ratio),
             (Finding::TooFewRounds, ..) => again(
                 format!("measure again, with {ENOUGH_ROUNDS} rounds or more."),
                 Some(ENOUGH_ROUNDS as f64),
@@ -881,6 +888,15 @@ mod tests {
         assert_eq!(next(Some(7), &[(1.0, 1.0); 2]).command.as_deref(), Some(again));
         let again = format!("{again} -- 'a server' --port=1");
         assert_eq!(next(None, &[(1.0, 1.0); 2]).command, Some(again));
+        // Only an interval without room for a gain says that nothing is gained.
+        let uneven = [0.3, -0.3, 0.2, -0.2, 0.4, -0.4, 0.1, -0.1].map(|by| (10.0, 10.0 + by));
+        let wide = of_figures(None, vec![less(&uneven)]);
+        assert_eq!(wide.metrics[0].finding, Finding::NoDifference);
+        let next_of_wide = wide.next().unwrap();
+        assert!(next_of_wide.words.starts_with("measure again: about "), "{next_of_wide:?}");
+        assert!(next_of_wide.command.is_some());
+        let narrow = [0.01, -0.01, 0.02, -0.02, 0.015, -0.015].map(|by| (10.0, 10.0 + by));
+        assert_eq!(next(None, &narrow).words, "leave it plain: nothing is gained.");
         // An earlier version did not write its options down.
         let mut older = of_figures(None, vec![less(&[(1.0, 1.0); 2])]);
         older.arguments = None;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::geteuid;
 use tiexec_agent::off;
 use tiexec_engine::locked_target::Lasts;
 
@@ -9,10 +10,13 @@ use super::attach;
 use super::status::agent::Agent;
 use crate::exit;
 use crate::options::{AgentCommand, Common, Revert};
-use crate::stdio::warn;
+use crate::stdio::{and_fix, warn};
 
 /// The longest wait until the agent obeys the drain, because its work on one program may take 30 s.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The fix for a user who may not do it.
+const AS_ROOT: &str = "run it as root";
 
 /// Runs the command; returns the exit status.
 pub(super) fn run(command: &AgentCommand) -> u8 {
@@ -24,20 +28,32 @@ pub(super) fn run(command: &AgentCommand) -> u8 {
 
 fn drain() -> u8 {
     if let Err(error) = off::drain() {
-        warn(format_args!("cannot create {}: {error}; fix: run it as root", off::DRAINED));
-        return exit::NOT_PERMITTED;
+        return refused("create", &error);
     }
+    // From now on, also if the rest fails or is interrupted.
+    warn("tiexecd begins nothing until `tiexecctl agent resume`, or the next boot");
     if let Err(why) = wait_for_agent() {
-        warn(format_args!("cannot tell whether the agent has stopped its work: {why}"));
+        warn(format_args!(
+            "nothing is reverted yet: cannot tell whether the agent has stopped its work: {why}"
+        ));
         return exit::FAILED;
     }
-    let status = attach::run_revert(&Revert {
+    attach::run_revert(&Revert {
         all: true,
         common: Common { lasts: Lasts::UntilUndone, ..Common::default() },
         ..Revert::default()
-    });
-    warn("tiexecd begins nothing until `tiexecctl agent resume`, or the next boot");
-    status
+    })
+}
+
+/// Says why the mark of a drain cannot be made or removed. Returns the exit status.
+fn refused(doing: &str, error: &std::io::Error) -> u8 {
+    let why = error.to_string();
+    let fix = and_fix(&why, (!geteuid().is_root()).then_some(AS_ROOT));
+    warn(format_args!("cannot {doing} {}: {why}{fix}", off::DRAINED));
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => exit::NOT_PERMITTED,
+        _ => exit::FAILED,
+    }
 }
 
 /// Waits until a running agent has finished its present work.
@@ -68,9 +84,6 @@ fn resume() -> u8 {
             warn("nothing to resume: the agent is not drained");
             exit::OK
         }
-        Err(error) => {
-            warn(format_args!("cannot remove {}: {error}; fix: run it as root", off::DRAINED));
-            exit::NOT_PERMITTED
-        }
+        Err(error) => refused("remove", &error),
     }
 }

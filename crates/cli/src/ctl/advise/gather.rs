@@ -200,6 +200,8 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let lasted = begun.elapsed();
     // The counts include this process, which does little in user mode.
     let counted = counters.read().since(&before);
+    let samples = sampling.tally().by_process().values().sum();
+    let counted = counted_of(counted, samples, sampling.others());
     let ended = child.wait();
     sampled.map_err(|error| {
         warn(format_args!("cannot sample {name}: {error}"));
@@ -213,6 +215,12 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
     let tally = attributed(sampling.end(), &known);
     let (sampled, refused) = (Vec::new(), Vec::new());
     Ok(Gathered { pid, sampled, refused, comm, tally, known, counted, clock, lasted })
+}
+
+/// Returns the counts if they are those of the sampled processes. The counters also count the processes that the command
+/// starts: if these have the `others` of the samples, and more than a few, the counts say nothing about the command.
+fn counted_of(counted: Counted, samples: u64, others: u64) -> Counted {
+    if others > (samples + others) / 20 { Counted::default() } else { counted }
 }
 
 fn has_ended(child: &mut Child) -> bool {
@@ -307,5 +315,21 @@ pub(super) fn plan(tally: &Tally, pids: &[Pid], known: &mut HashMap<usize, Known
         let Ok(locked) = LockedTarget::open(pid) else { continue };
         let [leave, take] = EDGES.map(|edges| spans(&locked, edges));
         known.attach = leave.zip(take).map(|(leave, take)| [leave, take]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_the_children_are_not_the_commands() {
+        let counted = Counted { cycles: Some(100), walk_cycles: Some(40), ..Counted::default() };
+        for (samples, others, is_kept) in
+            [(100, 0, true), (100, 5, true), (100, 6, false), (0, 9, false)]
+        {
+            let expected = if is_kept { counted } else { Counted::default() };
+            assert_eq!(counted_of(counted, samples, others), expected, "{samples} {others}");
+        }
     }
 }

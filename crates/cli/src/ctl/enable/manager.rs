@@ -161,12 +161,13 @@ impl Manager {
             }
             "not-found" => {
                 let near = systemctl::near(self.user, name).map_err(Refusal::NoAnswer)?;
-                let fix = systemctl::fix(near, "use a name that `systemctl list-unit-files` shows");
+                let list = format!("systemctl {}list-unit-files", self.scope());
+                let fix = systemctl::fix(near, &format!("use a name that `{list}` shows"));
                 Err(Refusal::Unit(format!("{shown}: systemd has no unit of this name; {fix}")))
             }
             other => {
                 let state = other.shown();
-                let fix = format!("`systemctl status {shown}` tells why");
+                let fix = format!("`systemctl {}status {shown}` tells why", self.scope());
                 Err(Refusal::Unit(format!(
                     "{shown}: systemd could not load it ({state}); fix: {fix}"
                 )))
@@ -176,10 +177,25 @@ impl Manager {
 
     /// Lists the active units with this name, those included that reload: the unit itself, or the instances of a template.
     pub(super) fn active(self, unit: &str) -> Result<Vec<String>, String> {
+        self.in_state("--state=active,reloading", unit)
+    }
+
+    /// Stops the unit, or the instances of a template, if it runs.
+    pub(super) fn stop(self, unit: &str) -> Result<(), String> {
+        let running = self.in_state("--state=active,activating,reloading", unit)?;
+        if running.is_empty() {
+            return Ok(());
+        }
+        let names = running.iter().map(String::as_str);
+        self.systemctl(&["stop", "--"].into_iter().chain(names).collect::<Vec<_>>()).map(drop)
+    }
+
+    /// Lists the units in one of these states with this name, or the instances of a template.
+    fn in_state(self, states: &str, unit: &str) -> Result<Vec<String>, String> {
         let pattern = unit.replacen("@.", "@*.", 1);
         let list = self.systemctl(&[
             "list-units",
-            "--state=active,reloading",
+            states,
             "--full",
             "--plain",
             "--no-legend",

@@ -311,7 +311,7 @@ fn enable_one(name: &str, options: &Enable, setup: &Setup) -> Result<Enabled, u8
     };
     let what = if changed { "wrote" } else { "is there already:" };
     let scope = manager.scope();
-    let nothing = nothing_huge(manager, name, &options.options);
+    let nothing = nothing_huge(manager, name, options);
     if let Some((why, fix)) = &nothing {
         warn(format_args!("none of the text of {} can be huge{why}; fix: {fix}", name.shown()));
     }
@@ -349,7 +349,7 @@ fn enable_one(name: &str, options: &Enable, setup: &Setup) -> Result<Enabled, u8
 
 /// Returns why none of the text of a running unit can be huge with these options of attach, and the fix; `None` if some
 /// can, or if that is not known.
-fn nothing_huge(manager: Manager, unit: &str, options: &[String]) -> Option<(String, String)> {
+fn nothing_huge(manager: Manager, unit: &str, enable: &Enable) -> Option<(String, String)> {
     let active = manager.active(unit).ok()?;
     let plan = |options: &[String]| {
         let plans = active.iter().map(|unit| {
@@ -359,22 +359,39 @@ fn nothing_huge(manager: Manager, unit: &str, options: &[String]) -> Option<(Str
         });
         plans.collect::<Option<Vec<_>>>()?.into_iter().max_by_key(attach::Rehearsed::total)
     };
-    let best = plan(options).filter(|best| best.total() == 0)?;
+    let best = plan(&enable.options).filter(|best| best.total() == 0)?;
     let (scope, unit) = (manager.scope(), unit.shown());
     let with = |edges: &str| {
-        let mut options = options.to_vec();
-        options.retain(|option| !option.starts_with("--edges"));
+        let mut options = without_edges(&enable.options);
         options.push(format!("--edges={edges}"));
         options
     };
     let helps = |options: &Vec<String>| plan(options).is_some_and(|plan| plan.total() > 0);
     let fix = match ["aggressive", "pad"].map(with).into_iter().find(helps) {
         Some(options) => {
-            format!("tiexecctl enable {scope}{unit} -- {}", escape::in_shell(options))
+            // What the next `enable` does not name is removed.
+            let warm = if enable.warm { "--warm " } else { "" };
+            let runtime = if enable.runtime { "--runtime " } else { "" };
+            let options = escape::in_shell(options);
+            format!("tiexecctl enable {scope}{runtime}{warm}{unit} -- {options}")
         }
         None => format!("tiexecctl disable {scope}{unit}"),
     };
     Some((best.because(), fix))
+}
+
+/// Returns the options of attach without `--edges`, whose value may be a word of its own.
+fn without_edges(options: &[String]) -> Vec<String> {
+    let mut left = options.iter();
+    let mut others = Vec::new();
+    while let Some(option) = left.next() {
+        if option == "--edges" {
+            left.next();
+        } else if !option.starts_with("--edges=") {
+            others.push(option.clone());
+        }
+    }
+    others
 }
 
 /// Enables the services that an earlier version enabled by drop-ins, with the same options, and removes the drop-ins.
@@ -602,7 +619,11 @@ fn disable_one(
         printed = print(&format!("{}: is not enabled\n", unit.shown()));
     }
     if options.now && status == exit::OK {
-        status = revert_now(manager, &unit);
+        // TiExec's unit may still wait for the program that the service executes.
+        status = match manager.stop(&service.unit(Part::Attach)) {
+            Ok(()) => revert_now(manager, &unit),
+            Err(why) => failed("stop the attach to", std::slice::from_ref(&unit), &why),
+        };
     }
     (told(status, printed), removed)
 }
@@ -707,7 +728,14 @@ fn program(manager: Manager, unit: &manager::Unit) -> Result<String, String> {
     let program = running.or_else(|| unit.program.clone().filter(stays));
     let program = program.and_then(|path| path.into_os_string().into_string().ok());
     program.ok_or_else(|| {
-        let fix = format!("systemctl start {}, then enable it again", unit.name.shown());
+        // The program of a service that runs is known.
+        let fix = match manager.running_program(&unit.name) {
+            Some(_) => "leave out --warm".to_owned(),
+            None => {
+                let scope = manager.scope();
+                format!("systemctl {scope}start {}, then enable it again", unit.name.shown())
+            }
+        };
         format!(
             "cannot tell which program it runs: ExecStart= names a script, a program that executes another one, or a file that \
              another user could replace; fix: {fix}"

@@ -71,7 +71,9 @@ pub(super) fn run(files: &[PathBuf], json: bool) -> u8 {
     if json {
         printed = print(&super::list::as_json("store_add", &[("images", &all)]));
     }
+    let unreadable = Some(Reason::from(SkipReason::UnreadableImage));
     match built {
+        0 if all.iter().all(|added| added.reason == unreadable) => exit::NOT_PERMITTED,
         0 => exit::FAILED,
         _ if built < all.len() => exit::PARTIAL,
         _ => printed,
