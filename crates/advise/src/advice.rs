@@ -167,6 +167,11 @@ pub struct Advice {
 }
 
 impl Advice {
+    /// Returns whether there are too few samples for a figure.
+    pub fn has_few_samples(&self) -> bool {
+        self.judgement.verdict == Verdict::Maybe && self.sampling.samples < ENOUGH_SAMPLES
+    }
+
     /// Makes the advice; `None` without any sample.
     pub fn new(
         pid: u32,
@@ -429,13 +434,6 @@ impl TextAdvice {
 
 /// Files with fewer of the samples are summed up in one line of the table.
 const SMALL_SHARE: f64 = 0.01;
-
-impl Advice {
-    /// Returns whether there are too few samples for a figure.
-    pub fn has_few_samples(&self) -> bool {
-        self.judgement.verdict == Verdict::Maybe && self.sampling.samples < ENOUGH_SAMPLES
-    }
-}
 
 impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

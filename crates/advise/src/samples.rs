@@ -6,6 +6,11 @@ use tiexec_core::addr::{AddrRange, PageSize, RemoteAddr};
 use tiexec_core::perf::samples::What;
 use tiexec_core::proc::maps::Vma;
 
+/// Returns whether `others` have so many samples that a figure about the rest must say so: more than a twentieth of all.
+pub fn are_many(others: u64, samples: u64) -> bool {
+    others > samples.saturating_add(others) / 20
+}
+
 /// A program in an address space: a process from one exec to the next.
 #[derive(Clone, Debug)]
 pub struct Space {

@@ -35,6 +35,14 @@ statuses! {
     GUARD = 7;
 }
 
+/// `tiexecctl`: a call on a file failed.
+pub fn of_io(error: &std::io::Error) -> u8 {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => NOT_PERMITTED,
+        _ => FAILED,
+    }
+}
+
 /// Combines the statuses of several objects.
 pub fn together(statuses: &[u8]) -> u8 {
     match statuses.first() {

@@ -100,6 +100,11 @@ pub(crate) fn and_fix(detail: &str, fix: Option<impl Display>) -> String {
     fix.map_or(String::new(), |fix| format!("; fix: {fix}"))
 }
 
+/// As [`and_fix`], with the fix for a user who is not root.
+pub(crate) fn and_as_root(detail: &str) -> String {
+    and_fix(detail, (!rustix::process::geteuid().is_root()).then_some("run it as root"))
+}
+
 /// Writes the output of the command-line parser. Returns the exit status: `usage` for a malformed command line,
 /// `failed` if help cannot be written.
 pub(crate) fn answer(error: clap::Error, usage: u8, failed: u8) -> u8 {

@@ -9,20 +9,23 @@ use super::{Data, Made, Process, Saving, command_line, escape, heading, next, se
 use crate::itlb::Verdict;
 use crate::next::Next;
 
-/// Returns the saved time: that of the present huge pages if nothing more can be done.
-fn saving(process: &Process) -> Saving {
+/// Returns the saved time: that of the present huge pages if nothing more can be done; `None` with too few samples.
+fn saving(process: &Process) -> Option<Saving> {
+    if process.advice.has_few_samples() {
+        return None;
+    }
     let judgement = &process.advice.judgement;
     let [least, most] = judgement.saving_range;
     let (share, range) = match judgement.verdict {
         Verdict::Done => (judgement.saved, None),
         _ => (judgement.saving, (least < most).then_some([least, most])),
     };
-    Saving { name: process.advice.comm.clone(), share, range }
+    Some(Saving { name: process.advice.comm.clone(), share, range })
 }
 
 pub(super) fn plots(process: &Process) -> Vec<Plot> {
     let Process { advice, coverage, heat, .. } = process;
-    let savings = (!advice.has_few_samples()).then(|| plots::savings(&[saving(process)]));
+    let savings = saving(process).map(|saving| plots::savings(&[saving]));
     let mut all: Vec<Plot> = savings.into_iter().collect();
     all.push(plots::bars(coverage));
     all.extend(plots::maps(heat));
@@ -69,14 +72,13 @@ fn saved(html: &mut String, data: &Data<'_>, process: &Process) {
     let (saved, at) =
         if is_done { ("huge pages save about", "saved") } else { ("about", "saving") };
     let judgement = |key: &str| data.percent(&format!("/process/advice/judgement/{key}"));
-    let is_few = advice.has_few_samples();
-    let about = match is_few {
-        true => "too few samples to tell".to_owned(),
-        false => format!("{saved} {} of its time in user mode", judgement(at)),
+    let saving = saving(process);
+    let about = match &saving {
+        None => "too few samples to tell".to_owned(),
+        Some(_) => format!("{saved} {} of its time in user mode", judgement(at)),
     };
     let _infallible = write!(html, "<p class=\"verdict\">{}: {about}", advice.judgement.verdict);
-    let range = saving(process).range.filter(|_| !is_few);
-    if range.is_some() {
+    if saving.as_ref().is_some_and(|saving| saving.range.is_some()) {
         let (least, most) = (judgement("saving_range/0"), judgement("saving_range/1"));
         let _infallible = write!(
             html,
@@ -96,9 +98,21 @@ fn saved(html: &mut String, data: &Data<'_>, process: &Process) {
         },
     );
 
-    let mut content = match is_few {
-        true => "<p>There are too few samples for an estimate of the time.</p>\n".to_owned(),
-        false => plots::savings(&[saving(process)]).to_html(),
+    let mut explained = match saving.as_ref().map(|saving| saving.range) {
+        None => "",
+        Some(_) if is_done => "The bar is the share of its time in user mode that the present huge pages save.",
+        Some(Some(_)) => {
+            "The bar is the share of its time in user mode that the recommended way is expected to save. The \
+             thin line is its interval."
+        }
+        Some(None) => {
+            "The bar is the share of its time in user mode that the recommended way is expected to save."
+        }
+    }
+    .to_owned();
+    let mut content = match saving {
+        None => "<p>There are too few samples for an estimate of the time.</p>\n".to_owned(),
+        Some(saving) => plots::savings(&[saving]).to_html(),
     };
     let now = coverage.by_backing.keys().map(ToString::to_string);
     let now = now.map(|backing| {
@@ -110,18 +124,6 @@ fn saved(html: &mut String, data: &Data<'_>, process: &Process) {
         vec!["by the recommended way".to_owned(), escape(backing), size]
     });
     let rows: Vec<_> = now.chain(then).collect();
-    let mut explained = match (is_done, range) {
-        _ if is_few => "",
-        (true, _) => "The bar is the share of its time in user mode that the present huge pages save.",
-        (false, Some(_)) => {
-            "The bar is the share of its time in user mode that the recommended way is expected to save. The \
-             thin line is its interval."
-        }
-        (false, None) => {
-            "The bar is the share of its time in user mode that the recommended way is expected to save."
-        }
-    }
-    .to_owned();
     if rows.is_empty() {
         content += "<p>Memory: no huge pages are taken.</p>\n";
     } else {

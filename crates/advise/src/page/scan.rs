@@ -8,6 +8,7 @@ use tiexec_core::report::percent;
 use super::plots::{self, Plot};
 use super::{Data, Saving, escape, heading, section, sorted_by, table};
 use crate::next::Next;
+use crate::samples::are_many;
 use crate::scan::{Estimate, Program, Scan};
 
 /// Most programs in the picture, and most proposed commands.
@@ -72,9 +73,9 @@ fn left_out(scan: &Scan) -> String {
         .map(|(count, why)| format!("Processes that {why}: {count}."))
         .collect();
     let sampling = scan.sampling.as_ref();
-    let all = sampling.map_or(0, |sampling| sampling.samples).saturating_add(scan.other_samples);
-    if scan.other_samples > all / 20 {
-        let share = percent(scan.other_samples, all);
+    let samples = sampling.map_or(0, |sampling| sampling.samples);
+    if are_many(scan.other_samples, samples) {
+        let share = percent(scan.other_samples, samples.saturating_add(scan.other_samples));
         lines.push(format!(
             "{share} % of all samples are of other processes, or of processes that began meanwhile."
         ));

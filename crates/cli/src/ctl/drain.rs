@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::process::geteuid;
 use tiexec_agent::off;
 use tiexec_engine::locked_target::Lasts;
 
@@ -10,13 +9,10 @@ use super::attach;
 use super::status::agent::Agent;
 use crate::exit;
 use crate::options::{AgentCommand, Common, Revert};
-use crate::stdio::{and_fix, warn};
+use crate::stdio::{and_as_root, warn};
 
 /// The longest wait until the agent obeys the drain, because its work on one program may take 30 s.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The fix for a user who may not do it.
-const AS_ROOT: &str = "run it as root";
 
 /// Runs the command; returns the exit status.
 pub(super) fn run(command: &AgentCommand) -> u8 {
@@ -48,12 +44,8 @@ fn drain() -> u8 {
 /// Says why the mark of a drain cannot be made or removed. Returns the exit status.
 fn refused(doing: &str, error: &std::io::Error) -> u8 {
     let why = error.to_string();
-    let fix = and_fix(&why, (!geteuid().is_root()).then_some(AS_ROOT));
-    warn(format_args!("cannot {doing} {}: {why}{fix}", off::DRAINED));
-    match error.kind() {
-        std::io::ErrorKind::PermissionDenied => exit::NOT_PERMITTED,
-        _ => exit::FAILED,
-    }
+    warn(format_args!("cannot {doing} {}: {why}{}", off::DRAINED, and_as_root(&why)));
+    exit::of_io(error)
 }
 
 /// Waits until a running agent has finished its present work.

@@ -1,7 +1,7 @@
 //! `tiexecctl install-to DIR`: copies the programs out of an image that has no shell and no `cp`.
 
 use std::fs::File;
-use std::io::{Error, ErrorKind};
+use std::io::Error;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
@@ -24,7 +24,7 @@ pub(super) fn run(directory: &Path) -> u8 {
     let failed = |what: &Path, error: &Error| {
         let what = what.shown();
         warn(format_args!("cannot copy {what} to {}: {error}", directory.shown()));
-        status(error)
+        exit::of_io(error)
     };
     let this = match std::env::current_exe() {
         Ok(path) => path,
@@ -41,14 +41,6 @@ pub(super) fn run(directory: &Path) -> u8 {
         }
     }
     exit::OK
-}
-
-/// Returns the exit status for an error.
-fn status(error: &Error) -> u8 {
-    match error.kind() {
-        ErrorKind::PermissionDenied => exit::NOT_PERMITTED,
-        _ => exit::FAILED,
-    }
 }
 
 /// Opens the directory, and makes it if it is missing. Others will execute what lies there, so nobody else may be able
@@ -73,7 +65,7 @@ fn refused(directory: &Path, distrust: &Distrust) -> u8 {
     };
     let verb = if distrust.what == "mkdir" { "create" } else { "open" };
     warn(format_args!("cannot {verb} {}: {errno}", distrust.path.shown()));
-    status(&Error::from_raw_os_error(errno.0))
+    exit::of_io(&Error::from_raw_os_error(errno.0))
 }
 
 /// Puts a copy of a program in the place of an older one, so that a running program is not disturbed.

@@ -1,6 +1,5 @@
 //! `tiexecctl quarantine`: the builds that crashed soon after a switch.
 
-use rustix::process::geteuid;
 use tiexec_agent::guard::signal_name;
 use tiexec_agent::state::{Quarantined, State, Store};
 use tiexec_core::escape::{self, AsShown};
@@ -9,7 +8,7 @@ use tiexec_core::report::SCHEMA;
 use super::{date, print};
 use crate::exit;
 use crate::options::Quarantine;
-use crate::stdio::{and_fix, warn};
+use crate::stdio::{and_as_root, warn};
 
 pub(super) fn run(options: &Quarantine) -> u8 {
     if !options.state_dir.exists() {
@@ -28,8 +27,7 @@ pub(super) fn run(options: &Quarantine) -> u8 {
             Ok(state) if state.quarantine.is_empty() => nothing(options),
             Ok(state) => print(&state.quarantine.iter().map(line).collect::<String>()),
             Err(why) => {
-                let fix =
-                    and_fix(&why.to_string(), (!geteuid().is_root()).then_some("run it as root"));
+                let fix = and_as_root(&why);
                 warn(format_args!("cannot read the agent's state: {why}{fix}"));
                 exit::FAILED
             }

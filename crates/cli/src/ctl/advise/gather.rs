@@ -7,7 +7,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use tiexec_advise::itlb::{Itlb, walk_event};
-use tiexec_advise::samples::Tally;
+use tiexec_advise::samples::{Tally, are_many};
 use tiexec_core::addr::{AddrRange, Pages};
 use tiexec_core::config::{EdgePolicy, Edges, Settings};
 use tiexec_core::escape::AsShown;
@@ -220,7 +220,7 @@ fn command(options: &Advise, pages: Pages) -> Result<Gathered, u8> {
 /// Returns the counts if they are those of the sampled processes. The counters also count the processes that the command
 /// starts: if these have the `others` of the samples, and more than a few, the counts say nothing about the command.
 fn counted_of(counted: Counted, samples: u64, others: u64) -> Counted {
-    if others > (samples + others) / 20 { Counted::default() } else { counted }
+    if are_many(others, samples) { Counted::default() } else { counted }
 }
 
 fn has_ended(child: &mut Child) -> bool {

@@ -14,7 +14,6 @@ use tiexec_advise::advice::{Advice, Circumstances, Sampling, TextAdvice, Way};
 use tiexec_advise::itlb::{Itlb, MissTime, Verdict};
 use tiexec_advise::samples::Tally;
 use tiexec_core::addr::Pages;
-use tiexec_core::budget::ENOUGH_SAMPLES;
 use tiexec_core::config::{EdgePolicy, Settings};
 use tiexec_core::escape::{AsShown, in_shell};
 use tiexec_core::plan::Plan;
@@ -135,7 +134,7 @@ pub(super) fn sample(doing: &str, pids: &[Pid], options: &Advise) -> Result<Advi
     let advice = Advice::new(pid, comm, &tally, &circumstances, sampling, counted);
     let mut advice =
         advice.ok_or_else(|| nothing_sampled(doing, pid, &sampled, options, lasted))?;
-    if advice.sampling.samples < ENOUGH_SAMPLES && advice.judgement.verdict == Verdict::Maybe {
+    if advice.has_few_samples() {
         advice.next = Some(longer(doing, options, lasted));
     } else if machine.time.split {
         measure_first(&mut advice, options);

@@ -369,7 +369,7 @@ fn nothing_huge(manager: Manager, unit: &str, enable: &Enable) -> Option<(String
     let helps = |options: &Vec<String>| plan(options).is_some_and(|plan| plan.total() > 0);
     let fix = match ["aggressive", "pad"].map(with).into_iter().find(helps) {
         Some(options) => {
-            // What the next `enable` does not name is removed.
+            // The next `enable` removes what it does not name.
             let warm = if enable.warm { "--warm " } else { "" };
             let runtime = if enable.runtime { "--runtime " } else { "" };
             let options = escape::in_shell(options);
@@ -724,14 +724,15 @@ fn program(manager: Manager, unit: &manager::Unit) -> Result<String, String> {
         let executes_another = wait_exec::executes_another(path.as_os_str().as_encoded_bytes());
         !executes_another && !is_wrapper(path) && warm::is_trusted_elf(path)
     };
-    let running = manager.running_program(&unit.name).filter(stays);
-    let program = running.or_else(|| unit.program.clone().filter(stays));
+    let running = manager.running_program(&unit.name);
+    let runs = running.is_some();
+    let program = running.filter(stays).or_else(|| unit.program.clone().filter(stays));
     let program = program.and_then(|path| path.into_os_string().into_string().ok());
     program.ok_or_else(|| {
         // The program of a service that runs is known.
-        let fix = match manager.running_program(&unit.name) {
-            Some(_) => "leave out --warm".to_owned(),
-            None => {
+        let fix = match runs {
+            true => "leave out --warm".to_owned(),
+            false => {
                 let scope = manager.scope();
                 format!("systemctl {scope}start {}, then enable it again", unit.name.shown())
             }

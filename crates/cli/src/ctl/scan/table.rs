@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use tiexec_advise::samples::are_many;
 use tiexec_core::addr::mib;
 use tiexec_core::report::percent;
 
@@ -46,9 +47,8 @@ impl Found {
         let samples = samples(sampling.samples);
         let processes = counted(sampling.processes, "process", "processes");
         writeln!(f, "{seconds:.1} s   {samples} of {processes} ({}, user mode)", sampling.clock)?;
-        let all = sampling.samples + self.other_samples;
-        if self.other_samples > all / 20 {
-            let share = percent(self.other_samples, all);
+        if are_many(self.other_samples, sampling.samples) {
+            let share = percent(self.other_samples, sampling.samples + self.other_samples);
             writeln!(f, "others {share} % of all samples: other processes, or begun meanwhile")?;
         }
         if sampling.lost > 0 {

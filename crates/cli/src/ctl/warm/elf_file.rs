@@ -1,7 +1,6 @@
 //! A file named on the command line, opened and found to be an ELF image.
 
 use std::fs::File;
-use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -118,10 +117,7 @@ fn trusted(path: &Path) -> Result<Option<File>, Distrust> {
 }
 
 fn io(error: std::io::Error) -> (String, u8) {
-    let status = match error.kind() {
-        ErrorKind::PermissionDenied => exit::NOT_PERMITTED,
-        _ => exit::FAILED,
-    };
+    let status = exit::of_io(&error);
     let errno = error.raw_os_error().map(tiexec_sys::Errno);
     (errno.map_or_else(|| error.to_string(), |errno| errno.to_string()), status)
 }
